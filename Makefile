@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WITNESS := $(VENV)/.witnesses
+
+.PHONY: help demo test test-all lint types setup bench clean
+
+help:
+	@echo "make demo      train a small network, fit, tune, predict, print the layer table"
+	@echo "make test      lint, types and tests"
+	@echo "make test-all  the same with the long comparisons"
+	@echo "make bench     speed and memory beside other libraries (minutes)"
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+# Outside witnesses for the tests, without the torch builds that they would pull in.
+$(WITNESS): $(STAMP) tests/witnesses.txt
+	$(BIN)/python -m pip install -q --no-deps -r tests/witnesses.txt
+	touch $@
+
+setup: $(STAMP) $(WITNESS)
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test: $(STAMP) $(WITNESS) lint types
+	$(BIN)/python -m pytest -n 2
+
+test-all: $(STAMP) $(WITNESS) lint types
+	$(BIN)/python -m pytest -n 2 -m ''
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

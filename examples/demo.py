@@ -1,0 +1,78 @@
+"""The main job on an embedded data set: train a small network, fit, tune, predict, ask where.
+
+Run with ``make demo``, or ``python examples/demo.py`` where whence and scikit-learn are installed.
+"""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import whence
+
+
+def digits(seed: int = 0) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """The 8 × 8 digits of scikit-learn: training, validation and test data."""
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    y = torch.tensor(data.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, validation, test = order[:1000], order[1000:1400], order[1400:]
+    return (x[train], y[train]), (x[validation], y[validation]), (x[test], y[test])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(24 * 16, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def train(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], epochs: int) -> None:
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-4)
+    x, y = data
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(64):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimiser.step()
+    model.eval()
+
+
+def report(name: str, probs: torch.Tensor, y: torch.Tensor) -> None:
+    nll = -probs[torch.arange(len(y)), y].log().mean()
+    accuracy = (probs.argmax(1) == y).float().mean()
+    print(f"  {name:<24} accuracy {accuracy:.1%}   NLL {nll:.4f}   mean confidence {probs.amax(1).mean():.1%}")
+
+
+def main(epochs: int = 12) -> None:
+    torch.manual_seed(0)
+    training, validation, test = digits()
+    model = network()
+    train(model, training, epochs)
+
+    posterior = whence.laplace(model, training, likelihood="classification")  # no retraining
+    posterior = posterior.tune(validation)
+    print(posterior, "\n")
+
+    x, y = test
+    prediction = posterior.predict(x)
+    print(f"{len(y)} test digits")
+    report("plain network", model(x).softmax(1).detach(), y)
+    report("linearised Laplace", prediction.probs, y)
+
+    noise = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    strange = posterior.predict(noise)
+    print("\nmean uncertainty (nats)     total   of it epistemic")
+    print(f"  test digits               {prediction.entropy.mean():.3f}   {prediction.epistemic.mean():.3f}")
+    print(f"  random pixels             {strange.entropy.mean():.3f}   {strange.epistemic.mean():.3f}")
+    print("\nwhere it sits, for the test digits:")
+    print(posterior.where(x))
+    print("\nand for random pixels:")
+    print(posterior.where(noise))
+
+
+if __name__ == "__main__":
+    main()

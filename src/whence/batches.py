@@ -1,0 +1,234 @@
+"""What a batch is: tensors, tuples, mappings, loaders, sizes, devices.
+
+``inputs`` is a tensor, a tuple of tensors or a mapping of names to tensors; examples lie along the first
+dimension of each of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import BadData
+
+Inputs = Any  # Tensor | tuple[Tensor, ...] | Mapping[str, Any]; nested in any way
+
+PAIR_BATCH = 512  # batch size that a bare pair of tensors is cut into
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, on the device of the network."""
+
+    inputs: Inputs
+    targets: Tensor | None
+    index: int  # of the batch in its pass
+    offset: int  # examples that came before it in its pass
+
+
+def map_tensors(fn: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply ``fn`` to every tensor in a nest of tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(fn, item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(fn, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(fn, item) for item in value)
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nest of tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def size_of(inputs: Inputs) -> int:
+    """Number of examples: the common first dimension of all tensors that have one."""
+    sizes = {t.shape[0] for t in tensors_in(inputs) if t.dim() > 0}
+    if not sizes:
+        raise BadData("the inputs hold no tensor with an example dimension")
+    if len(sizes) > 1:
+        raise BadData(
+            f"the inputs disagree on the number of examples: first dimensions {sorted(sizes)}. "
+            "Examples must lie along the first dimension of every input tensor."
+        )
+    return sizes.pop()
+
+
+def take(inputs: Inputs, which: slice | Tensor) -> Inputs:
+    """The examples ``which`` of the inputs."""
+    return map_tensors(lambda t: t[which] if t.dim() > 0 else t, inputs)
+
+
+def to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Move tensors to ``device``; floating-point ones to ``dtype`` as well."""
+
+    def move(t: Tensor) -> Tensor:
+        return t.to(device, dtype) if dtype is not None and t.is_floating_point() else t.to(device)
+
+    return map_tensors(move, value)
+
+
+def concatenate(parts: list[Inputs]) -> Inputs:
+    """Join inputs of the same kind along the examples."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts) if first.dim() > 0 else first
+    if isinstance(first, Mapping):
+        return {key: concatenate([p[key] for p in parts]) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)(concatenate(list(items)) for items in zip(*parts, strict=True))
+    return first
+
+
+def is_pair(data: Any) -> bool:
+    """Whether ``data`` is one (inputs, targets) pair rather than an iterable of batches."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2 or not isinstance(data[1], Tensor):
+        return False
+    inputs = data[0]
+    return isinstance(inputs, (Tensor, Mapping)) or (
+        isinstance(inputs, (tuple, list)) and all(isinstance(t, Tensor) for t in inputs)
+    )
+
+
+def split_batch(batch: Any, index: int) -> tuple[Inputs, Any]:
+    """The (inputs, targets) of what a loader yields: a pair, or a mapping with ``labels``."""
+    if isinstance(batch, Mapping):
+        for key in ("labels", "label", "targets", "target"):
+            if key in batch:
+                return {k: v for k, v in batch.items() if k != key}, batch[key]
+        raise BadData(
+            f"batch {index} is a mapping without 'labels' (it has {sorted(map(str, batch))}). "
+            "Yield (inputs, targets), or add the targets under 'labels'."
+        )
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    kind = f"{type(batch).__name__} of length {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+    raise BadData(f"batch {index} is a {kind}. A batch is (inputs, targets), or a mapping with 'labels'.")
+
+
+def cut(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """The inputs in consecutive pieces of at most ``size`` examples."""
+    total = size_of(inputs)
+    for start in range(0, total, size):
+        yield take(inputs, slice(start, start + size))
+
+
+class Data:
+    """A data set as whence reads it: checked batches on one device, as many passes as it can give."""
+
+    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, name: str = "data") -> None:
+        self.source, self.device, self.dtype, self.name = source, device, dtype, name
+        if is_pair(source):
+            inputs, targets = source
+            if size_of(inputs) != len(targets):
+                raise BadData(f"{name}: {size_of(inputs)} inputs but {len(targets)} targets.")
+        elif isinstance(source, Tensor):
+            raise BadData(f"{name} is one tensor. Pass a pair (inputs, targets), or a loader of such batches.")
+        elif not isinstance(source, Iterable):
+            raise BadData(f"{name} is a {type(source).__name__}, which is neither a loader nor a pair of tensors.")
+        self.read = 0
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether it can be read only once."""
+        return not is_pair(self.source) and iter(self.source) is self.source
+
+    def require_passes(self, needed: int, why: str) -> None:
+        """Refuse a one-shot iterator where more than one pass is needed."""
+        if needed > 1 and self.one_shot:
+            raise BadData(
+                f"{self.name} is a one-shot iterator, but {why} needs {needed} passes over it. "
+                "Pass a DataLoader, a list of batches, or a pair of tensors."
+            )
+
+    def __len__(self) -> int:
+        if is_pair(self.source):
+            return -(-len(self.source[1]) // PAIR_BATCH)
+        return len(self.source)
+
+    def length(self) -> int | None:
+        """Number of batches, where it is known."""
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
+    def _raw(self) -> Iterator[tuple[Inputs, Any]]:
+        if is_pair(self.source):
+            inputs, targets = self.source
+            for start in range(0, len(targets), PAIR_BATCH):
+                piece = slice(start, start + PAIR_BATCH)
+                yield take(inputs, piece), targets[piece]
+        else:
+            for index, batch in enumerate(self.source):
+                yield split_batch(batch, index)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.read += 1
+        offset = index = -1
+        offset = 0
+        for index, (inputs, targets) in enumerate(self._raw()):
+            inputs = to_device(inputs, self.device, self.dtype)
+            targets = to_device(torch.as_tensor(targets), self.device)
+            check_finite(inputs, f"{self.name}: the inputs", index)
+            check_finite(targets, f"{self.name}: the targets", index)
+            size = size_of(inputs)
+            if size == 0:
+                continue
+            yield Batch(inputs, targets, index, offset)
+            offset += size
+        if offset == 0:
+            again = " It was read before and may be exhausted." if self.read > 1 else ""
+            raise BadData(f"{self.name} is empty: it gave no example.{again}")
+
+
+def check_finite(value: Any, what: str, index: int) -> None:
+    """Raise if any floating-point tensor holds NaN or infinity."""
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise BadData(
+                f"{what} of batch {index} hold {bad} values that are NaN or infinite "
+                f"(of {tensor.numel()}). Clean the data, or check the network for overflow."
+            )
+
+
+def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:
+    """Pieces of what ``predict`` takes: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
+    if isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x)):
+        pieces: Iterable[Inputs] = [x]
+    elif isinstance(x, Iterable):
+        pieces = (inputs_of(batch) for batch in x)
+    else:
+        raise BadData(f"cannot predict for a {type(x).__name__}; pass inputs or a loader.")
+    index, seen = -1, 0
+    for index, piece in enumerate(pieces):
+        piece = to_device(piece, device, dtype)
+        check_finite(piece, "the inputs", index)
+        seen += size_of(piece)
+        yield from cut(piece, batch_size)
+    if seen == 0:
+        raise BadData("there is no input to predict for: it is empty.")
+
+
+def inputs_of(batch: Any) -> Inputs:
+    """The inputs of what a loader yields, with or without targets."""
+    if isinstance(batch, Mapping):
+        return {k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")}
+    if isinstance(batch, (tuple, list)):
+        return batch[0]
+    return batch

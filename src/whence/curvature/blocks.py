@@ -1,0 +1,283 @@
+"""Named groups of parameters whose curvature is kept together, and the structure each one gets."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whence.curvature.capture import Ref, Use
+from whence.curvature.layout import Inspection, kernel_size
+from whence.curvature.rules import EmbeddingRule, MatrixRule
+from whence.functional import Network
+
+Source = Literal["matrix", "table", "rows", "example"]
+EXACT_LIMIT = 512  # parameters up to which a block without a Kronecker rule is kept dense
+
+
+@dataclass(frozen=True)
+class Param:
+    """A Bayesian parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """How weight and bias stand in a matrix [E, O, D (+ 1)]."""
+
+    pairs: int  # E
+    outputs: int  # O, of one pair
+    inputs: int  # D, of one pair; 0 where only the bias is Bayesian
+    bias: bool
+    inputs_first: bool = False  # the weight is stored as [E · I, O, kernel]
+    kernel: int = 1  # D = I · kernel
+
+    @property
+    def native(self) -> tuple[int, int, int]:
+        return self.pairs, self.outputs, self.inputs + self.bias
+
+    def weight_to_native(self, flat: Tensor) -> Tensor:
+        """[..., weight.numel()] → [..., E, O, D]."""
+        lead = flat.shape[:-1]
+        if not self.inputs_first:
+            return flat.reshape(*lead, self.pairs, self.outputs, self.inputs)
+        split = flat.reshape(*lead, self.pairs, self.inputs // self.kernel, self.outputs, self.kernel)
+        return split.transpose(-3, -2).reshape(*lead, self.pairs, self.outputs, self.inputs)
+
+    def native_to_weight(self, native: Tensor) -> Tensor:
+        """[..., E, O, D] → [..., weight.numel()]."""
+        if self.inputs_first:
+            native = native.unflatten(-1, (self.inputs // self.kernel, self.kernel)).transpose(-3, -2)
+            return native.flatten(-4)
+        return native.flatten(-3)
+
+    def pack(self, flat: Tensor) -> Tensor:
+        """(weight, bias) one after the other [..., P] → [..., E, O, D + 1]."""
+        size = self.pairs * self.outputs * self.inputs
+        parts = []
+        if self.inputs:
+            parts.append(self.weight_to_native(flat[..., :size]))
+        if self.bias:
+            parts.append(flat[..., size:].reshape(*flat.shape[:-1], self.pairs, self.outputs, 1))
+        return torch.cat(parts, dim=-1)
+
+    def unpack(self, native: Tensor) -> Tensor:
+        """The inverse of :meth:`pack`."""
+        parts = []
+        if self.inputs:
+            parts.append(self.native_to_weight(native[..., : self.inputs]))
+        if self.bias:
+            parts.append(native[..., -1].flatten(-2))
+        return torch.cat(parts, dim=-1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters that share a piece of curvature. Vectors follow the order of ``params``, flattened."""
+
+    name: str  # the module's dotted name, or the parameter's where a module has several blocks
+    kind: str  # class of the module
+    params: tuple[Param, ...]
+    source: Source  # where its per-example gradients come from
+    form: MatrixForm | None = None
+    structure: str = "diag"
+    reason: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel for p in self.params)
+
+    @property
+    def matrix_structured(self) -> bool:
+        return self.form is not None and self.structure in ("kron", "ekfac")
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        """Shape in which its structure holds vectors."""
+        if self.matrix_structured:
+            assert self.form is not None
+            return self.form.native
+        return (self.size,)
+
+    def to_native(self, flat: Tensor) -> Tensor:
+        if self.matrix_structured:
+            assert self.form is not None
+            return self.form.pack(flat)
+        return flat
+
+    def to_flat(self, native: Tensor) -> Tensor:
+        if self.matrix_structured:
+            assert self.form is not None
+            return self.form.unpack(native)
+        return native
+
+    def gather(self, values: dict[str, Tensor]) -> Tensor:
+        """Parameters [..., *shape] → one vector [..., P]."""
+        flat = []
+        for p in self.params:
+            value = values[p.name]
+            flat.append(value.reshape(*value.shape[: value.dim() - len(p.shape)], p.numel))
+        return torch.cat(flat, dim=-1)
+
+    def scatter(self, flat: Tensor) -> dict[str, Tensor]:
+        """One vector [..., P] → parameters [..., *shape]."""
+        pieces = flat.split([p.numel for p in self.params], dim=-1)
+        return {p.name: v.reshape((*flat.shape[:-1], *p.shape)) for p, v in zip(self.params, pieces, strict=True)}
+
+
+def plan(network: Network, selected: list[str], found: Inspection) -> list[Block]:
+    """Partition the selected parameters into blocks, in the order of the network's parameters."""
+    uses_of: dict[str, list[Use]] = defaultdict(list)
+    for use in found.uses:
+        for ref in (use.weight, use.bias):
+            if ref is not None and ref.name not in found.unexplained:
+                uses_of[ref.name].append(use)
+    groups = _groups(selected, found, uses_of)
+    owners = [owner_of(group[0]) for group in groups]
+    blocks = []
+    for group, owner in zip(groups, owners, strict=True):
+        alone = owners.count(owner) == 1
+        name = owner if alone and owner else group[0]
+        blocks.append(_block(network, name, owner, group, found, uses_of))
+    return blocks
+
+
+def owner_of(parameter: str) -> str:
+    """Dotted name of the module that holds the parameter."""
+    return parameter.rpartition(".")[0]
+
+
+def _groups(selected: list[str], found: Inspection, uses_of: dict[str, list[Use]]) -> list[list[str]]:
+    """Parameter names by block: a weight with its bias; the unexplained ones of a module together."""
+    partner = _partners(uses_of)
+    leftover: dict[str, list[str]] = defaultdict(list)
+    groups: list[list[str]] = []
+    placed: set[str] = set()
+    for name in selected:
+        if name in placed:
+            continue
+        if not uses_of[name]:
+            mates = leftover[owner_of(name)]
+            if not mates:
+                groups.append(mates)
+            mates.append(name)
+            continue
+        group = [name, partner[name]] if name in partner else [name]
+        bias = uses_of[name][0].bias
+        if len(group) == 2 and bias is not None and bias.name == name:
+            group.reverse()  # weight first
+        placed.update(group)
+        groups.append(group)
+    return groups
+
+
+def _partners(uses_of: dict[str, list[Use]]) -> dict[str, str]:
+    """weight ↔ bias where each is used with the other, in every use, and over the same rows."""
+    weights_of: dict[str, set[str | None]] = defaultdict(set)
+    biases_of: dict[str, set[str | None]] = defaultdict(set)
+    same_rows: dict[str, bool] = defaultdict(lambda: True)
+    for name, uses in uses_of.items():
+        for use in uses:
+            if use.weight is not None and use.weight.name == name:
+                biases_of[name].add(use.bias.name if use.bias is not None else None)
+            if use.bias is not None and use.bias.name == name:
+                weights_of[name].add(use.weight.name if use.weight is not None else None)
+                if use.weight is not None and not _aligned(use):
+                    same_rows[name] = False
+    pairs: dict[str, str] = {}
+    for weight, biases in biases_of.items():
+        (bias, *more) = biases
+        if more or bias is None or bias not in uses_of:
+            continue
+        if weights_of[bias] == {weight} and same_rows[bias]:
+            pairs[weight], pairs[bias] = bias, weight
+    return pairs
+
+
+def _aligned(use: Use) -> bool:
+    """Whether weight and bias cover the same share of their parameters' rows."""
+    assert use.weight is not None and use.bias is not None
+    if getattr(use.rule, "inputs_first", False):
+        return use.weight.whole and use.bias.whole
+    return (use.weight.start, use.weight.stop, use.weight.rows) == (use.bias.start, use.bias.stop, use.bias.rows)
+
+
+def _block(
+    network: Network, name: str, owner: str, group: list[str], found: Inspection, uses_of: dict[str, list[Use]]
+) -> Block:
+    params = tuple(Param(n, tuple(network.params[n].shape)) for n in group)
+    kind = type(network.module.get_submodule(owner)).__name__ if owner else type(network.module).__name__
+    uses = uses_of[group[0]]
+    if not uses:
+        unused = all(n in found.unused for n in group)
+        reason = (
+            "it does not reach the output"
+            if unused
+            else next((found.unexplained[n] for n in group if n in found.unexplained), "no layer rule knows its use")
+        )
+        return Block(name, kind, params, "example", reason=reason)
+    if all(isinstance(use.rule, EmbeddingRule) for use in uses) and len(uses) == 1:
+        return Block(name, kind, params, "table", reason="an embedding has an exact diagonal")
+    if all(isinstance(use.rule, MatrixRule) for use in uses):
+        form = _form(params, uses, group)
+        if form is not None:
+            return Block(name, kind, params, "matrix", form)
+        return Block(name, kind, params, "rows", reason="its calls do not share one matrix form")
+    elements = not any(isinstance(use.rule, (MatrixRule, EmbeddingRule)) for use in uses)
+    reason = "its parameters act feature by feature" if elements else "its weight is tied between different layers"
+    return Block(name, kind, params, "rows", reason=reason)
+
+
+def _form(params: tuple[Param, ...], uses: list[Use], group: list[str]) -> MatrixForm | None:
+    """The matrix form that all uses agree on, or None."""
+    forms = set()
+    for use in uses:
+        rule = use.rule
+        assert isinstance(rule, MatrixRule)
+        has_weight = use.weight is not None and use.weight.name in group
+        has_bias = use.bias is not None and use.bias.name in group
+        ref = use.weight if has_weight else use.bias
+        assert isinstance(ref, Ref)
+        if ref.rows % (ref.stop - ref.start) or ref.start % (ref.stop - ref.start) or not ref.stop > ref.start:
+            return None
+        if rule.pairs > 1 and not ref.whole:
+            return None
+        if has_weight and rule.inputs_first:
+            outputs = params[0].shape[1]
+            pairs = rule.pairs
+        else:
+            pairs = rule.pairs if ref.whole else ref.rows // (ref.stop - ref.start)
+            outputs = ref.rows // pairs
+        inputs = params[0].numel // (pairs * outputs) if has_weight else 0
+        kernel = kernel_size(rule) if rule.inputs_first else 1
+        forms.add(MatrixForm(pairs, outputs, inputs, has_bias, rule.inputs_first and has_weight, kernel))
+    return forms.pop() if len(forms) == 1 else None
+
+
+def assign(blocks: list[Block], structure: str) -> list[Block]:
+    """Give each block the structure it gets under the chosen one."""
+    assigned = []
+    for block in blocks:
+        if structure in ("kron", "ekfac"):
+            assigned.append(_kronecker_or_else(block, structure))
+        else:
+            assigned.append(replace(block, structure="dense" if structure == "block" else structure, reason=""))
+    return assigned
+
+
+def _kronecker_or_else(block: Block, structure: str) -> Block:
+    if block.source == "matrix":
+        return replace(block, structure=structure, reason="")
+    if block.source == "rows" and block.size <= EXACT_LIMIT:
+        return replace(block, structure="dense", reason=f"{block.reason}: exact, being small")
+    return replace(block, structure="diag")

@@ -1,0 +1,171 @@
+"""One forward pass that remembers what every parametric call saw, and backward passes to its outputs.
+
+Calls are seen at the level of functions (``F.linear``, ``torch.conv2d`` …), so that it does not matter
+whether a module, a functional call or an attention layer makes them. Nothing is hooked: the recorder is a
+context, and leaves nothing behind when an exception passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from whence.batches import Inputs
+from whence.curvature.attention import attention
+from whence.curvature.rules import BINDERS, Rule
+from whence.errors import BadData, UnsupportedLayer
+from whence.functional import Network, differentiable
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A selected parameter, or a range of its rows, in the place of a weight or bias."""
+
+    name: str
+    start: int
+    stop: int
+    rows: int  # of the whole parameter
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.stop == self.rows
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call with at least one selected parameter."""
+
+    rule: Rule
+    weight: Ref | None
+    bias: Ref | None
+    edge: GradientEdge  # its output, before anything was done to it in place
+    shape: torch.Size  # of its output
+    nth: int  # how many calls of this parameter came before
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies the call from one forward pass to the next."""
+        return type(self.rule).__name__, self.weight, self.bias, self.nth
+
+
+class Recorder(TorchFunctionMode):
+    """Collects the uses of a network's selected parameters."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.uses: list[Use] = []
+        self.counts: dict[Any, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return attention(*args, **kwargs)
+        out = func(*args, **kwargs)
+        binder = BINDERS.get(func)
+        if binder is not None and isinstance(out, Tensor) and out.requires_grad:
+            self._record(binder, func, out, args, kwargs)
+        return out
+
+    def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> None:
+        call = binder(*args, **kwargs)
+        if call is None:
+            return
+        weight, bias = self._ref(call.weight), self._ref(call.bias)
+        if weight is not None and not weight.whole and getattr(call.rule, "inputs_first", False):
+            return  # a range of inputs, not of outputs: left to the fallback
+        if weight is None and bias is None:
+            return
+        if func is F.batch_norm and (kwargs.get("training", False) or (len(args) > 5 and args[5])):
+            raise UnsupportedLayer(
+                f"the batch normalisation of {(weight or bias).name!r} uses the statistics of the batch even in "  # type: ignore[union-attr]
+                "evaluation mode (track_running_stats=False), so examples are not independent. Give it running "
+                "statistics, or replace it by group normalisation."
+            )
+        key = (weight, bias)
+        nth = self.counts.get(key, 0)
+        self.counts[key] = nth + 1
+        self.uses.append(Use(call.rule, weight, bias, get_gradient_edge(out), out.shape, nth))
+
+    def _ref(self, tensor: Tensor | None) -> Ref | None:
+        """The selected parameter that ``tensor`` is, or whose rows it is a contiguous range of."""
+        if tensor is None or not tensor.requires_grad:
+            return None
+        name = self.network.names_by_id.get(id(tensor))
+        if name is not None:
+            rows = tensor.shape[0] if tensor.dim() else 1
+            return Ref(name, 0, rows, rows)
+        base = tensor._base
+        if base is None or id(base) not in self.network.names_by_id or base.dim() != tensor.dim():
+            return None
+        if base.shape[1:] != tensor.shape[1:] or tensor.stride() != base.stride() or base.stride(0) == 0:
+            return None
+        offset = tensor.storage_offset() - base.storage_offset()
+        if offset % base.stride(0):
+            return None
+        start = offset // base.stride(0)
+        return Ref(self.network.names_by_id[id(base)], start, start + tensor.shape[0], base.shape[0])
+
+
+@dataclass
+class Pass:
+    """The outputs of one forward pass, and the uses on the way to them."""
+
+    network: Network
+    outputs: Tensor
+    uses: list[Use]
+
+    def backward(self, columns: Tensor, which: Sequence[int], create_graph: bool = False) -> list[Tensor]:
+        """Gradients of ⟨columns[k], outputs⟩ at the outputs of the uses ``which``: [K, *use.shape] each."""
+        edges = [self.uses[i].edge for i in which]
+        if not edges:
+            return []
+        with differentiable(self.network):
+            grads = gradients(self.network, self.outputs, edges, columns, create_graph)
+        return [
+            self.outputs.new_zeros(len(columns), *self.uses[i].shape) if g is None else g
+            for i, g in zip(which, grads, strict=True)
+        ]
+
+
+def gradients(
+    network: Network, outputs: Tensor, edges: Sequence[Any], columns: Tensor, create_graph: bool
+) -> list[Tensor | None]:
+    """Derivatives of ⟨columns[k], outputs⟩ in the edges, batched over k where the operations allow."""
+    options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
+    if network.batched_backward and len(columns) > 1:
+        try:
+            return list(
+                torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options)  # type: ignore[arg-type]
+            )
+        except RuntimeError as error:
+            if "out of memory" in str(error):
+                raise
+            network.batched_backward = False  # some operation has no batched backward: one column at a time
+    single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
+    stacked: list[Tensor | None] = []
+    for per_edge in zip(*single, strict=True):
+        found = next((g for g in per_edge if g is not None), None)
+        if found is None:
+            stacked.append(None)
+            continue
+        stacked.append(torch.stack([torch.zeros_like(found) if g is None else g for g in per_edge]))
+    return stacked
+
+
+def forward(network: Network, inputs: Inputs) -> Pass:
+    """Run the network once, recording the uses of its selected parameters."""
+    recorder = Recorder(network)
+    with differentiable(network), recorder:
+        outputs = network(inputs)
+    if outputs.dim() == 0:
+        raise BadData("the network returns a single number, not one output for each example.")
+    return Pass(network, outputs, recorder.uses)

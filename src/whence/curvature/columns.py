@@ -1,0 +1,74 @@
+"""What is sent backward: columns R with Σ_k r_k r_kᵀ = Λ (exactly, on average, or empirically).
+
+Index legend: K columns, N examples, M output positions, C outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.likelihoods import Likelihood
+from whence.randomness import example_uniform
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Randomness of a sampled Fisher: it belongs to the example's place in the data, not to its batch."""
+
+    seed: int = 0
+    count: int = 1
+
+
+class Columns:
+    """Root columns of one batch, made in chunks. ``exact`` is [N, M, C, k], or ``given`` [K, N, M, C]."""
+
+    def __init__(self, likelihood: Likelihood, outputs: Tensor, exact: Tensor | None, given: Tensor | None) -> None:
+        self.likelihood, self.outputs, self.exact, self.given = likelihood, outputs, exact, given
+        if exact is not None:
+            self.total = exact.shape[1] * exact.shape[3]
+        else:
+            assert given is not None
+            self.total = len(given)
+
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """Columns start to stop, in the shape of the outputs: [K, *outputs.shape]."""
+        if self.given is not None:
+            return self.likelihood.unflatten(self.given[start:stop], self.outputs)
+        assert self.exact is not None
+        positions, each = self.exact.shape[1], self.exact.shape[3]
+        if positions == 1:
+            flat = self.exact[..., start:stop].movedim(-1, 0)
+            return self.likelihood.unflatten(flat, self.outputs)
+        flat = self.exact.new_zeros(stop - start, *self.exact.shape[:3])
+        for i, column in enumerate(range(start, stop)):
+            m, k = divmod(column, each)
+            flat[i, :, m] = self.exact[:, m, :, k]
+        return self.likelihood.unflatten(flat, self.outputs)
+
+
+def columns_for(
+    curvature: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor, draws: Draws, offset: int
+) -> Columns:
+    """The columns of a batch whose first example is number ``offset`` of its pass."""
+    outputs = outputs.detach()
+    if curvature == "ggn":
+        return Columns(likelihood, outputs, likelihood.root(outputs, targets), None)
+    if curvature == "empirical":
+        return Columns(likelihood, outputs, None, likelihood.gradient(outputs, targets).unsqueeze(0))
+    shape = tuple(likelihood.flatten(outputs).shape)
+    drawn = []
+    for draw in range(draws.count):
+        uniform = example_uniform(draws.seed, draw, offset, shape, outputs.device)
+        drawn.append(likelihood.drawn_gradient(outputs, targets, uniform))
+    return Columns(likelihood, outputs, None, torch.stack(drawn) / math.sqrt(draws.count))
+
+
+def identity_columns(outputs: Tensor) -> Tensor:
+    """One column for each output of [N, C]: [C, N, C]."""
+    size, classes = outputs.shape
+    eye = torch.eye(classes, dtype=outputs.dtype, device=outputs.device)
+    return eye.unsqueeze(1).expand(classes, size, classes)

@@ -1,0 +1,342 @@
+"""The loop over the data: forward once, backward in chunks of root columns, add up by block."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from whence.batches import Batch, Data, Inputs, size_of, take
+from whence.curvature import hessian, kfra, lowrank
+from whence.curvature.accumulate import (
+    Accumulator,
+    DenseAccumulator,
+    DiagonalAccumulator,
+    EkfacAccumulator,
+    KroneckerAccumulator,
+)
+from whence.curvature.blocks import Block, assign
+from whence.curvature.columns import Draws, columns_for
+from whence.curvature.jacobian import Plan, Recording, budget
+from whence.curvature.record import FitRecord, Recorder
+from whence.curvature.selection import Selection
+from whence.errors import BadData, BadOption, Notice, TooLarge
+from whence.functional import Network
+from whence.likelihoods import Gaussian, Likelihood
+from whence.linalg.structures import Kronecker, Structure
+
+DENSE_LIMIT = 6 * 2**30  # bytes that dense curvature may take
+SUPPORTED = {
+    "full": ("ggn", "mc", "empirical", "hessian"),
+    "block": ("ggn", "mc", "empirical", "hessian"),
+    "diag": ("ggn", "mc", "empirical", "hessian"),
+    "kron": ("ggn", "mc", "empirical", "kfra"),
+    "ekfac": ("ggn", "mc", "empirical"),
+    "lowrank": ("ggn", "empirical"),
+}
+AUTO_OUTPUTS = 100  # exact over the outputs up to here
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a curvature is computed."""
+
+    structure: str = "kron"
+    curvature: str = "auto"
+    sharing: str = "expand"
+    draws: Draws = field(default_factory=Draws)
+    rank: int = 64
+    passes: int = 1
+    data_size: float | None = None
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of a network by block: sums over the data, without any prior."""
+
+    blocks: list[Block]
+    structures: list[Structure]
+    record: FitRecord
+    options: Options
+    joint: bool = False  # one structure over all blocks together
+    keep: Tensor | None = None  # entries of the joined vector that are Bayesian (a subnetwork)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def scaled(self, factor: float) -> Curvature:
+        """factor · H; the record counts accordingly."""
+        return replace(self, structures=[s.scaled(factor) for s in self.structures], record=self.record.scaled(factor))
+
+    def with_noise(self, noise: float) -> Curvature:
+        """Under a Gaussian with another standard deviation: H ∝ 1/σ² (the empirical Fisher ∝ 1/σ⁴)."""
+        assert self.record.noise is not None
+        power = 4 if self.options.curvature == "empirical" else 2
+        factor = (self.record.noise / noise) ** power
+        return replace(
+            self, structures=[s.scaled(factor) for s in self.structures], record=self.record.with_noise(noise)
+        )
+
+    def merged(self, other: Curvature) -> Curvature:
+        """Curvature on both data sets together."""
+        mine = [(b.name, b.structure, b.params) for b in self.blocks]
+        if mine != [(b.name, b.structure, b.params) for b in other.blocks] or self.joint != other.joint:
+            raise BadOption("the two curvatures are not of the same network with the same selection and structure.")
+        structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
+        return replace(self, structures=structures, record=self.record.merged(other.record))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A curvature with what else the pass over the data gave."""
+
+    curvature: Curvature
+    plan: Plan
+    likelihood: Likelihood
+    probe: tuple[Inputs, Tensor]  # a few training examples
+
+
+def fit(
+    network: Network, data: Data, likelihood: Likelihood, estimate_noise: bool, selection: Selection, options: Options
+) -> Fit:
+    """Compute the curvature of ``network`` on ``data``."""
+    data.require_passes(2 if options.structure in ("ekfac", "lowrank") else 1, f"structure={options.structure!r}")
+    data.require_passes(options.passes, f"passes={options.passes}")
+    batches = _Replay(data)
+    first = batches.peek()
+    options = settle(options, network, likelihood, first)
+    names = selection.resolve(network, first.inputs)
+    network.select(names)
+    plan = Plan.make(network, names, first.inputs)
+    plan.blocks[:] = assign(plan.blocks, options.structure)
+    _say_fallbacks(plan.blocks, options)
+    keep = selection.keep(network, plan.blocks)
+    curvature = _compute(plan, batches, likelihood, options, keep)
+    if options.data_size is not None or options.passes > 1:
+        size = options.data_size or curvature.record.seen / options.passes
+        curvature = curvature.scaled(size / curvature.record.seen)
+    if estimate_noise:
+        likelihood, curvature = _estimated(curvature)
+    few = slice(0, min(256, size_of(first.inputs)))
+    assert first.targets is not None
+    return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
+
+
+def settle(options: Options, network: Network, likelihood: Likelihood, first: Batch) -> Options:
+    """Turn ``curvature="auto"`` into a choice, and refuse what does not go together."""
+    curvature = options.curvature
+    if curvature == "auto":
+        with torch.no_grad():
+            outputs = network(take(first.inputs, slice(0, 1)))
+        width = likelihood.flatten(outputs)[0].numel()
+        curvature = "ggn" if width <= AUTO_OUTPUTS or options.structure == "lowrank" else "mc"
+        if curvature == "mc":
+            warnings.warn(
+                f"the network has {width} outputs for each example, so the curvature is the sampled Fisher "
+                f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
+                "passes).",
+                Notice,
+                stacklevel=4,
+            )
+    allowed = SUPPORTED[options.structure]
+    if curvature not in allowed:
+        fits = [s for s, c in SUPPORTED.items() if curvature in c]
+        raise BadOption(
+            f"structure={options.structure!r} does not go with curvature={curvature!r}. It goes with "
+            f"{', '.join(map(repr, allowed))}; {curvature!r} goes with {', '.join(map(repr, fits))}."
+        )
+    return replace(options, curvature=curvature)
+
+
+def _compute(plan: Plan, batches: _Replay, likelihood: Likelihood, options: Options, keep: Tensor | None) -> Curvature:
+    start = time.perf_counter()
+    like = next(iter(plan.network.params.values()))
+    joint = options.structure in ("full", "lowrank") or keep is not None
+    check_memory(plan.blocks, options, keep, like)
+    if options.curvature == "hessian":
+        structures, record = hessian.compute(plan, batches, likelihood, options, keep)
+    elif options.structure == "lowrank":
+        structures, record = lowrank.compute(plan, batches, likelihood, options)
+    elif options.curvature == "kfra":
+        structures, record = kfra.compute(plan, batches, likelihood)
+    else:
+        accumulators = _accumulators(plan.blocks, options, like, keep)
+        record = run(plan, batches, likelihood, options, accumulators, "curvature")
+        structures = [a.result() for a in accumulators]
+        if options.structure == "ekfac":
+            structures = _corrected(plan, batches, likelihood, options, structures, record)
+    seconds = {"curvature": time.perf_counter() - start}
+    return Curvature(plan.blocks, structures, record, options, joint, keep, seconds)
+
+
+def run(
+    plan: Plan,
+    batches: _Replay,
+    likelihood: Likelihood,
+    options: Options,
+    accumulators: list[Accumulator],
+    label: str,
+) -> FitRecord:
+    """One or several passes over the data into the accumulators."""
+    recorder = Recorder(likelihood)
+    for batch in batches.passes(options.passes, options.progress, label):
+        recording = plan.record(batch.inputs, size_of(batch.inputs))
+        assert batch.targets is not None
+        targets = likelihood.check(recording.outputs, batch.targets, batch.index)
+        recorder.add(recording.outputs, targets, batch.index)
+        if not recording.outputs.requires_grad:
+            continue
+        for accumulator in accumulators:
+            accumulator.inputs(recording)
+        columns = columns_for(options.curvature, likelihood, recording.outputs, targets, options.draws, batch.offset)
+        for piece in column_chunks(recording, columns.total):
+            grads = recording.differentiate(columns.chunk(piece.start, piece.stop))
+            for accumulator in accumulators:
+                accumulator.gradients(grads)
+    return recorder.record
+
+
+def column_chunks(recording: Recording, total: int) -> Iterator[slice]:
+    """Pieces of the root columns whose gradients fit the memory budget."""
+    room = budget(recording.outputs.device) * 4
+    step = max(1, int(room // max(recording.bytes_per_column(), 1)))
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))
+
+
+def _accumulators(blocks: list[Block], options: Options, like: Tensor, keep: Tensor | None) -> list[Accumulator]:
+    if options.structure == "full" or keep is not None:
+        return [DenseAccumulator(blocks, like, keep)]
+    made: list[Accumulator] = []
+    for block in blocks:
+        if block.structure in ("kron", "ekfac"):
+            made.append(KroneckerAccumulator(block, options.sharing, like))
+        elif block.structure == "dense":
+            made.append(DenseAccumulator([block], like))
+        else:
+            made.append(DiagonalAccumulator(block, like))
+    return made
+
+
+def _corrected(
+    plan: Plan,
+    batches: _Replay,
+    likelihood: Likelihood,
+    options: Options,
+    structures: list[Structure],
+    first: FitRecord,
+) -> list[Structure]:
+    """The second pass of EKFAC."""
+    exact = [
+        (i, EkfacAccumulator(block, s))
+        for i, (block, s) in enumerate(zip(plan.blocks, structures, strict=True))
+        if isinstance(s, Kronecker)
+    ]
+    again = run(plan, batches, likelihood, options, [a for _, a in exact], "eigenvalues")
+    batches.same_data(first.loss, "ekfac")
+    batches.same_data(again.loss, "ekfac")
+    done = list(structures)
+    for i, accumulator in exact:
+        done[i] = accumulator.result()
+    return done
+
+
+def _estimated(curvature: Curvature) -> tuple[Gaussian, Curvature]:
+    """Noise = root mean square of the training residuals."""
+    record = curvature.record
+    noise = math.sqrt(record.squares / record.targets)
+    if not noise > 1e-12:
+        raise BadData(
+            f"the training residuals are {noise:g}, so the noise cannot be estimated from them: the network fits its "
+            "data exactly. Pass likelihood=whence.Gaussian(noise=…)."
+        )
+    return Gaussian(noise), curvature.with_noise(noise)
+
+
+def check_memory(blocks: list[Block], options: Options, keep: Tensor | None, like: Tensor) -> None:
+    """Refuse dense curvature that would not fit."""
+    sizes = [b.size for b in blocks if b.structure == "dense"]
+    if options.structure == "full" or keep is not None:
+        sizes = [sum(b.size for b in blocks) if keep is None else len(keep)]
+    needed = sum(3 * n * n for n in sizes) * max(like.element_size(), 4)
+    if needed > DENSE_LIMIT:
+        biggest = max(sizes)
+        raise TooLarge(
+            f"structure={options.structure!r} with {biggest:,} parameters in one block would need about "
+            f"{needed / 2**30:.1f} GiB (limit {DENSE_LIMIT / 2**30:.0f} GiB). Use structure='kron' (default), "
+            "'diag' or 'lowrank', or select fewer weights with layers='last' or a subnetwork."
+        )
+
+
+def _say_fallbacks(blocks: list[Block], options: Options) -> None:
+    """One line on what did not get the structure that was asked for."""
+    fallen = [b for b in blocks if b.source == "example" and b.reason != "it does not reach the output"]
+    tied = [b for b in blocks if b.source == "rows" and b.structure == "diag" and options.structure != "diag"]
+    if options.structure in ("kron", "ekfac") and fallen + tied:
+        names = ", ".join(f"{b.name} ({b.kind})" for b in (fallen + tied)[:4])
+        more = f" and {len(fallen + tied) - 4} more" if len(fallen + tied) > 4 else ""
+        warnings.warn(
+            f"no Kronecker rule for {names}{more}: an exact diagonal, computed per example, is used there "
+            "(see posterior.structures).",
+            Notice,
+            stacklevel=4,
+        )
+    unused = [b.name for b in blocks if b.reason == "it does not reach the output"]
+    if unused:
+        warnings.warn(
+            f"{', '.join(unused[:4])} does not reach the output; its posterior is its prior.", Notice, stacklevel=4
+        )
+
+
+class _Replay:
+    """The data with its first batch looked at beforehand, and a check that passes agree."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self._first: Batch | None = None
+        self._rest: Iterator[Batch] | None = None
+        self._sums: list[float] = []
+
+    def peek(self) -> Batch:
+        self._rest = iter(self.data)
+        self._first = next(self._rest)
+        return self._first
+
+    def once(self) -> Iterator[Batch]:
+        """One pass; the first one goes on from the batch that was looked at."""
+        if self._rest is not None:
+            assert self._first is not None
+            rest, first, self._rest, self._first = self._rest, self._first, None, None
+            yield first
+            yield from rest
+        else:
+            yield from self.data
+
+    def passes(self, count: int, progress: bool, label: str) -> Iterator[Batch]:
+        """``count`` passes in a row, numbered through, with a progress bar if it takes long."""
+        length = self.data.length()
+        total = None if length is None else length * count
+        offset = 0
+        with tqdm(total=total, desc=label, unit="batch", delay=3, leave=False, disable=not progress) as bar:
+            for _ in range(count):
+                seen = 0
+                for batch in self.once():
+                    yield replace(batch, offset=offset + batch.offset)
+                    seen = batch.offset + size_of(batch.inputs)
+                    bar.update()
+                offset += seen
+
+    def same_data(self, total: float, structure: str) -> None:
+        """Refuse random augmentation between the passes of one computation; ``total`` is a checksum."""
+        self._sums.append(total)
+        if abs(total - self._sums[0]) > 1e-4 * (abs(self._sums[0]) + 1e-12):
+            raise BadData(
+                f"the data changed between two passes (random augmentation?), but structure={structure!r} needs the "
+                "same data in each. Draw the augmented data once and pass it as tensors, or use structure='kron', "
+                "which needs one pass (passes=… averages several)."
+            )

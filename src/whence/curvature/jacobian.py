@@ -1,0 +1,317 @@
+"""Per-example gradients of a block, from the recorded calls of one batch.
+
+Index legend: K root columns, N examples, T positions, E Kronecker pairs, O outputs, D inputs, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.batches import Inputs, take
+from whence.curvature.blocks import Block, MatrixForm, plan
+from whence.curvature.capture import Pass, Ref, Use, forward
+from whence.curvature.layout import Inspection, as_weight, inspect, lead_dims
+from whence.curvature.per_example import PerExample
+from whence.curvature.rules import EmbeddingRule, MatrixRule
+from whence.errors import BadData, UnsupportedLayer
+from whence.functional import Network
+
+BUDGET = 192 * 2**20  # bytes that one intermediate may take
+CUDA_BUDGET = 2 * 2**30
+
+
+def budget(device: torch.device) -> int:
+    """Bytes that one intermediate tensor may take on this device."""
+    return CUDA_BUDGET if device.type == "cuda" else BUDGET
+
+
+def chunks(total: int, bytes_each: int, device: torch.device) -> Iterator[slice]:
+    """Slices of ``range(total)`` such that a slice stays inside the budget."""
+    step = max(1, int(budget(device) // max(bytes_each, 1)))
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))
+
+
+@dataclass(frozen=True)
+class MatrixPart:
+    """One call of a matrix: inputs a [E', N, T, D (+ 1)] and output gradients g [K, E', N, T, O]."""
+
+    pairs: slice  # which of the block's E pairs
+    a: Tensor
+    g: Tensor
+
+    def rows(self, which: slice) -> Tensor:
+        """Σ_t g aᵀ for some examples, [K, n, E', O, D]."""
+        g, a = self.g[:, :, which], self.a[:, which]
+        return torch.einsum("kento,entd->kneod", g, a)
+
+
+class CalledUse:
+    """A use in a batch of known size: its features with the examples first."""
+
+    def __init__(self, use: Use, inspection: Inspection, size: int, keep_graph: bool) -> None:
+        self.use, self.size, self.keep_graph = use, size, keep_graph
+        self.layout = inspection.layouts[use.key]
+        self._features: Tensor | None = None
+
+    @property
+    def features(self) -> Tensor:
+        """Matrix: [E, N, T, D]; element: [N, T, F]; embedding: indices [N, T]."""
+        if self._features is None:
+            with torch.set_grad_enabled(self.keep_graph):
+                self._features = self._examples_first()
+        return self._features
+
+    def _examples_first(self) -> Tensor:
+        rule = self.use.rule
+        if isinstance(rule, EmbeddingRule):
+            return self.layout.examples_first(rule.x.unsqueeze(-1), 0, self.size).squeeze(-1)
+        lead = 1 if isinstance(rule, MatrixRule) else 0
+        return self.layout.examples_first(widened(rule.features()), lead, self.size)  # type: ignore[attr-defined]
+
+    def gradient(self, raw: Tensor) -> Tensor:
+        """Matrix: [K, E, N, T, O]; element and embedding: [K, N, T, F]."""
+        g = self.use.rule.gradient(widened(raw))
+        start, _ = lead_dims(self.use, g)
+        return self.layout.examples_first(g, start, self.size)
+
+
+def widened(t: Tensor) -> Tensor:
+    """At least float32."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+class Recording:
+    """One batch that went forward, ready for backward passes."""
+
+    def __init__(self, plan_: Plan, inputs: Inputs, seen: Pass, size: int, keep_graph: bool) -> None:
+        self.plan, self.inputs, self.seen, self.size = plan_, inputs, seen, size
+        self.called: list[CalledUse] = []
+        self.needed: list[int] = []
+        for index, use in enumerate(seen.uses):
+            if any(ref is not None and ref.name in plan_.block_of for ref in (use.weight, use.bias)):
+                self.needed.append(index)
+                self.called.append(CalledUse(use, plan_.inspection, size, keep_graph))
+        self._a_cache: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def outputs(self) -> Tensor:
+        return self.seen.outputs
+
+    def bytes_per_column(self) -> int:
+        """Memory of the gradients that one root column makes."""
+        elements = sum(self.seen.uses[i].shape.numel() for i in self.needed)
+        return 2 * elements * self.outputs.element_size()
+
+    def differentiate(self, columns: Tensor, create_graph: bool = False) -> Gradients:
+        """Send root columns [K, *outputs.shape] backward."""
+        raw = self.seen.backward(columns, self.needed, create_graph)
+        grads = [called.gradient(g) for called, g in zip(self.called, raw, strict=True)]
+        return Gradients(self, grads, columns, create_graph)
+
+    def block_inputs(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
+        """Which pairs each call of a matrix block covers, and its a [E', N, T, D (+ 1)]."""
+        assert block.form is not None
+        for index, called in enumerate(self.called):
+            ref = _ref_in(called.use, block)
+            if ref is not None:
+                yield _pairs(ref, block.form), self.inputs_of(index, block)
+
+    def inputs_of(self, index: int, block: Block) -> Tensor:
+        """a of a matrix call with the block's column of ones, [E, N, T, D (+ 1)]; computed once."""
+        key = (index, block.name)
+        if key not in self._a_cache:
+            called, form = self.called[index], block.form
+            assert form is not None
+            parts = []
+            if form.inputs:
+                parts.append(called.features)
+            if form.bias:
+                parts.append(self._ones(called, form))
+            self._a_cache[key] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return self._a_cache[key]
+
+    def _ones(self, called: CalledUse, form: MatrixForm) -> Tensor:
+        shape = called.features.shape[:-1]
+        return torch.ones(*shape, 1, dtype=called.features.dtype, device=self.outputs.device)
+
+
+class Gradients:
+    """Output gradients of every call for K root columns, read by block."""
+
+    def __init__(self, recording: Recording, grads: list[Tensor], columns: Tensor, create_graph: bool) -> None:
+        self.recording, self.grads, self.columns, self.create_graph = recording, grads, columns, create_graph
+        self.count = len(columns)
+        self._kept: tuple[tuple[int, int], dict[str, Tensor]] | None = None
+
+    def parts(self, block: Block) -> list[MatrixPart]:
+        """The calls of a matrix block."""
+        found = []
+        assert block.form is not None
+        for index, (called, g) in enumerate(zip(self.recording.called, self.grads, strict=True)):
+            ref = _ref_in(called.use, block)
+            if ref is None:
+                continue
+            found.append(MatrixPart(_pairs(ref, block.form), self.recording.inputs_of(index, block), g))
+        return found
+
+    def table(self, block: Block) -> tuple[Tensor, Tensor]:
+        """An embedding's rows: indices [N, T], and gradients [K, N, T, F] summed at an index's first place."""
+        (index,) = [i for i, c in enumerate(self.recording.called) if _ref_in(c.use, block) is not None]
+        ids, g = self.recording.called[index].features, self.grads[index]
+        first = (ids.unsqueeze(2) == ids.unsqueeze(1)).long().argmax(2)  # [N, T]: first position of the same index
+        merged = torch.zeros_like(g).scatter_add(2, first[None, :, :, None].expand_as(g), g)
+        return ids, merged
+
+    def rows(self, block: Block, which: slice) -> Tensor:
+        """Per-example gradients [K, n, P] of some examples, in the block's flat order."""
+        size = len(range(self.recording.size)[which])
+        if block.source == "example":
+            return widened(block.gather(self._example_rows(which)))
+        if block.source == "matrix":
+            return self._matrix_rows(block, which, size)
+        total = widened(self.columns.new_zeros(self.count, size, block.size))
+        offsets = dict(zip((p.name for p in block.params), _starts(block), strict=True))
+        for called, g in zip(self.recording.called, self.grads, strict=True):
+            for ref, values in _use_rows(called, g, which):
+                if ref.name not in offsets:
+                    continue
+                shape = next(p.shape for p in block.params if p.name == ref.name)
+                per_row = int(torch.Size(shape[1:]).numel())
+                start = offsets[ref.name] + ref.start * per_row
+                width = values.shape[-1]
+                piece = torch.nn.functional.pad(values, (start, block.size - start - width))
+                total = total + piece
+        return total
+
+    def row_chunks(self, block: Block) -> Iterator[slice]:
+        """Pieces of the batch whose rows fit the memory budget."""
+        blocks = self.recording.plan.example_blocks if block.source == "example" else [block]
+        elements = sum(b.size for b in blocks) * self.count
+        return chunks(self.recording.size, elements * self.columns.element_size(), self.columns.device)
+
+    def _example_rows(self, which: slice) -> dict[str, Tensor]:
+        """Rows of all parameters that no rule explains; the last piece is kept for the next block."""
+        key = (which.start, which.stop)
+        if self._kept is None or self._kept[0] != key:
+            rec = self.recording
+            found = rec.plan.per_example.rows(take(rec.inputs, which), self.columns[:, which], self.create_graph)
+            self._kept = (key, found)
+        return self._kept[1]
+
+    def _matrix_rows(self, block: Block, which: slice, size: int) -> Tensor:
+        assert block.form is not None
+        parts = self.parts(block)
+        if len(parts) == 1 and parts[0].pairs == slice(0, block.form.pairs):
+            return block.form.unpack(parts[0].rows(which))
+        native = widened(self.columns.new_zeros(self.count, size, *block.form.native))
+        for part in parts:
+            native[:, :, part.pairs] += part.rows(which)
+        return block.form.unpack(native)
+
+
+def _ref_in(use: Use, block: Block) -> Ref | None:
+    names = [p.name for p in block.params]
+    if use.weight is not None and use.weight.name in names:
+        return use.weight
+    if use.bias is not None and use.bias.name in names:
+        return use.bias
+    return None
+
+
+def _pairs(ref: Ref, form: MatrixForm) -> slice:
+    """Which of a block's pairs a call over some rows of its parameter covers."""
+    if ref.whole:
+        return slice(0, form.pairs)
+    width = ref.stop - ref.start
+    return slice(ref.start // width, ref.stop // width)
+
+
+def _starts(block: Block) -> list[int]:
+    starts, at = [], 0
+    for p in block.params:
+        starts.append(at)
+        at += p.numel
+    return starts
+
+
+def _use_rows(called: CalledUse, g: Tensor, which: slice) -> Iterator[tuple[Ref, Tensor]]:
+    """Per-example gradients of a use's weight and bias, [K, n, numel]."""
+    use, rule = called.use, called.use.rule
+    if isinstance(rule, MatrixRule):
+        g = g[:, :, which]
+        if use.weight is not None:
+            native = torch.einsum("kento,entd->kneod", g, called.features[:, which])
+            yield use.weight, as_weight(native, rule).flatten(2)
+        if use.bias is not None:
+            yield use.bias, g.sum(3).movedim(1, 2).flatten(2)
+    elif isinstance(rule, EmbeddingRule):
+        assert use.weight is not None
+        g, ids = g[:, which], called.features[which]
+        table = g.new_zeros(*g.shape[:2], use.weight.rows, g.shape[-1])
+        yield use.weight, table.scatter_add(2, ids[None, :, :, None].expand_as(g), g).flatten(2)
+    else:
+        g = g[:, which]
+        if use.weight is not None:
+            yield use.weight, (g * called.features[which]).sum(2)
+        if use.bias is not None:
+            yield use.bias, g.sum(2)
+
+
+class Plan:
+    """A network's blocks, and how to record a batch for them."""
+
+    def __init__(self, network: Network, blocks: list[Block], inspection: Inspection) -> None:
+        self.network, self.blocks, self.inspection = network, blocks, inspection
+        self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
+        self.example_blocks = [b for b in blocks if b.source == "example"]
+        self.per_example = PerExample(network, [p.name for b in self.example_blocks for p in b.params])
+
+    @classmethod
+    def make(cls, network: Network, selected: list[str], inputs: Inputs) -> Plan:
+        """Inspect the network on some inputs, and partition the selected parameters."""
+        inspection = inspect(network, selected, inputs)
+        return cls(network, plan(network, selected, inspection), inspection)
+
+    def record(self, inputs: Inputs, size: int, keep_graph: bool = False) -> Recording:
+        """Run a batch forward; with ``keep_graph`` what it saw stays differentiable in the inputs."""
+        seen = forward(self.network, inputs)
+        if seen.outputs.shape[0] != size:
+            raise BadData(
+                f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first "
+                "dimension of inputs and outputs must count examples."
+            )
+        self._reinspect_if_new(seen, inputs, size)
+        return Recording(self, inputs, seen, size, keep_graph)
+
+    def _reinspect_if_new(self, seen: Pass, inputs: Inputs, size: int) -> None:
+        """A forward pass that makes calls which the inspected one did not make is looked at again."""
+        layouts = self.inspection.layouts
+        if all(self._known(use, size) for use in seen.uses):
+            return
+        again = inspect(self.network, list(self.network_selected()), inputs)
+        fresh = {n for n in again.unexplained if n in self.block_of}
+        if fresh:
+            raise UnsupportedLayer(
+                f"the forward pass uses {sorted(fresh)[0]!r} in a way that it did not on the first batch "
+                f"({again.unexplained[sorted(fresh)[0]]}). Put a batch that takes every path first, or leave it out."
+            )
+        layouts.update(again.layouts)
+
+    def network_selected(self) -> Iterator[str]:
+        return (name for name, p in self.network.params.items() if p.requires_grad)
+
+    def _known(self, use: Use, size: int) -> bool:
+        refs = [ref for ref in (use.weight, use.bias) if ref is not None and ref.name in self.block_of]
+        if not refs:
+            return True
+        layout = self.inspection.layouts.get(use.key)
+        if layout is None:
+            return False
+        if layout.kind == "dim" and not isinstance(use.rule, MatrixRule) and layout.dim < len(use.shape):
+            return use.shape[layout.dim] == size
+        return True

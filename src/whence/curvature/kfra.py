@@ -1,0 +1,107 @@
+"""KFRA: the pre-activation Gauss–Newton passed back through a chain of Linear layers, batch by batch.
+
+Ritter et al. (2018), appendix A, eq. 15 without D (the second derivative of the activation), with the mean
+taken over each batch: H̄_λ = E[B W_{λ+1}ᵀ H̄_{λ+1} W_{λ+1} B], B = diag f'(h).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.batches import size_of
+from whence.curvature.accumulate import accumulation_dtype
+from whence.curvature.jacobian import Plan, Recording
+from whence.curvature.layout import TOLERANCE, probe_like
+from whence.curvature.record import FitRecord, Recorder
+from whence.curvature.rules import LinearRule
+from whence.errors import UnsupportedLayer
+from whence.functional import differentiable
+from whence.likelihoods import Likelihood
+from whence.linalg.dense import gram
+from whence.linalg.structures import Kronecker, Structure
+
+REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."
+
+
+def compute(plan: Plan, batches: Any, likelihood: Likelihood) -> tuple[list[Structure], FitRecord]:
+    """Kronecker factors of every block, by the recursion."""
+    recorder = Recorder(likelihood)
+    sums: list[tuple[Tensor, Tensor, Tensor]] = []
+    for batch in batches.passes(1, True, "kfra"):
+        size = size_of(batch.inputs)
+        recording = plan.record(batch.inputs, size)
+        targets = likelihood.check(recording.outputs, batch.targets, batch.index)
+        recorder.add(recording.outputs, targets, batch.index)
+        slopes, weights = _chain(recording)
+        if not sums:
+            _check(recording, slopes, weights)
+            sums = _empty(plan, recording.outputs)
+        mean = likelihood.hessian(recording.outputs.detach(), targets)[:, 0].mean(0)  # [C, C]
+        for i in reversed(range(len(weights))):
+            mean = mean * (slopes[i].mT @ slopes[i] / size)
+            a = recording.inputs_of(i, plan.blocks[i])[0, :, 0]
+            sums[i][0][0] += gram(a.to(sums[i][0].dtype)).detach()
+            sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
+            sums[i][2][0] += size
+            mean = weights[i].mT @ mean @ weights[i]
+    return [Kronecker(a, g, count) for a, g, count in sums], recorder.record
+
+
+def _empty(plan: Plan, like: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    made = []
+    for block in plan.blocks:
+        assert block.form is not None
+        _, outputs, inputs = block.form.native
+        options: dict[str, Any] = {"dtype": accumulation_dtype(like.dtype), "device": like.device}
+        made.append(
+            (
+                torch.zeros(1, inputs, inputs, **options),
+                torch.zeros(1, outputs, outputs, **options),
+                torch.zeros(1, dtype=torch.float64, device=like.device),
+            )
+        )
+    return made
+
+
+def _chain(recording: Recording) -> tuple[list[Tensor], list[Tensor]]:
+    """f'(h) [N, O] after each layer, and the layers' weights [O, D], from the input to the output."""
+    called, blocks = recording.called, recording.plan.blocks
+    if recording.outputs.dim() != 2:
+        raise UnsupportedLayer(f"the outputs have shape {list(recording.outputs.shape)}, not [N, C]. {REMEDY}")
+    for block in blocks:
+        if block.structure != "kron" or block.kind not in ("Linear", "NonDynamicallyQuantizableLinear"):
+            raise UnsupportedLayer(f"{block.name} ({block.kind}) is not a Linear layer. {REMEDY}")
+    if len(called) != len(blocks):
+        raise UnsupportedLayer(f"a layer is called more than once, or none is: {REMEDY}")
+    slopes, weights = [], []
+    for i, one in enumerate(called):
+        use = one.use
+        if type(use.rule) is not LinearRule or use.weight is None or not use.weight.whole or len(use.shape) != 2:
+            raise UnsupportedLayer(f"{blocks[i].name} is not a plain Linear layer with its weight selected. {REMEDY}")
+        after = called[i + 1].use.rule.x if i + 1 < len(called) else recording.outputs
+        with differentiable(recording.plan.network):
+            (slope,) = torch.autograd.grad(after.sum(), use.edge, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+        if slope is None or slope.shape != after.shape:
+            raise UnsupportedLayer(f"the layer after {blocks[i].name} does not depend on it alone. {REMEDY}")
+        slopes.append(slope)
+        weights.append(recording.plan.network.params[use.weight.name].detach())
+    return slopes, weights
+
+
+def _check(recording: Recording, slopes: list[Tensor], weights: list[Tensor]) -> None:
+    """The chain's own gradients must be the network's."""
+    probe = probe_like(recording.outputs)
+    true = recording.seen.backward(probe.unsqueeze(0), recording.needed)
+    g = probe
+    for i in reversed(range(len(weights))):
+        g = g * slopes[i]
+        error = float((g - true[i][0]).norm() / true[i][0].norm().clamp(min=1e-30))
+        if error > TOLERANCE.get(g.dtype, 5e-2):
+            raise UnsupportedLayer(
+                f"what follows {recording.plan.blocks[i].name} is not an elementwise activation and the next layer "
+                f"(gradients differ by {error:.2g}). {REMEDY}"
+            )
+        g = g @ weights[i]

@@ -1,0 +1,196 @@
+"""Which dimension of a call counts examples, and the self-check of a fit (both on its first batch).
+
+A gradient that belongs to one example must not reach the rows of another; that identifies the example
+dimension. Parameter gradients rebuilt from the recorded (input, output gradient) pairs must equal
+autograd's; a parameter for which they do not is left to the per-example fallback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whence.batches import Inputs, concatenate, size_of, take
+from whence.curvature.capture import Pass, Ref, Use, forward, gradients
+from whence.curvature.rules import EmbeddingRule, MatrixRule
+from whence.errors import BadData
+from whence.functional import Network, differentiable
+
+CHECKED = 8  # examples of the first batch that are looked at
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples lie in a call's leading dimensions."""
+
+    kind: Literal["dim", "major", "minor"]
+    dim: int = 0
+
+    def examples_first(self, t: Tensor, lead: int, size: int) -> Tensor:
+        """Move the examples to position ``lead``: [*before, *lead dims, features] → [*before, N, T, features]."""
+        if self.kind == "dim":
+            t = t.movedim(lead + self.dim, lead)
+        elif self.kind == "major":
+            t = t.unflatten(lead, (size, -1))
+        else:
+            t = t.unflatten(lead, (-1, size)).movedim(lead + 1, lead)
+        return t.reshape(*t.shape[: lead + 1], -1, t.shape[-1])
+
+    def fits(self, lead_shape: tuple[int, ...], size: int) -> bool:
+        if self.kind == "dim":
+            return self.dim < len(lead_shape) and lead_shape[self.dim] == size
+        return bool(lead_shape) and lead_shape[0] % size == 0
+
+
+@dataclass
+class Inspection:
+    """What the self-check found: a layout for each use, and the parameters that no rule explains."""
+
+    layouts: dict[Any, Layout] = field(default_factory=dict)
+    unexplained: dict[str, str] = field(default_factory=dict)  # parameter → reason
+    unused: set[str] = field(default_factory=set)
+    uses: list[Use] = field(default_factory=list)  # of the inspected pass, in order
+
+
+def lead_dims(use: Use, g: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Position of the leading dimensions in a canonical gradient, and their sizes."""
+    start = 2 if isinstance(use.rule, MatrixRule) else 1
+    return start, tuple(g.shape[start:-1])
+
+
+def candidates(lead: tuple[int, ...], size: int) -> list[Layout]:
+    """Layouts that the sizes allow."""
+    found = [Layout("dim", i) for i, s in enumerate(lead) if s == size]
+    if lead and lead[0] % size == 0 and lead[0] != size:
+        found += [Layout("major"), Layout("minor")]
+    return found
+
+
+def find_layout(use: Use, gradients_of: dict[int, Tensor], size: int) -> Layout | None:
+    """The layout under which a gradient that starts at example j stays with example j."""
+    canonical = {j: use.rule.gradient(g) for j, g in gradients_of.items()}
+    start, lead = lead_dims(use, next(iter(canonical.values())))
+    for layout in candidates(lead, size):
+        for j, g in canonical.items():
+            energy = layout.examples_first(g, start, size).abs().movedim(start, 0).flatten(1).amax(1)  # [N]
+            others = torch.arange(size, device=energy.device) != j
+            if bool(energy[others].max() > 1e-6 * energy.max()):
+                break
+        else:
+            return layout
+    return None
+
+
+def rebuilt(use: Use, g: Tensor) -> dict[str, tuple[Ref, Tensor]]:
+    """Gradients of weight and bias from a use's input and output gradient g [*shape], summed over all."""
+    rule = use.rule
+    canonical = rule.gradient(g.unsqueeze(0))[0]
+    parts: dict[str, tuple[Ref, Tensor]] = {}
+    if isinstance(rule, MatrixRule):
+        rows = canonical.flatten(1, -2)  # [E, R, O]
+        if use.weight is not None:
+            grad = rows.mT @ rule.features().flatten(1, -2)  # [E, O, D]
+            parts["weight"] = (use.weight, as_weight(grad, rule))
+        if use.bias is not None:
+            parts["bias"] = (use.bias, rows.sum(1).flatten())
+    elif isinstance(rule, EmbeddingRule):
+        assert use.weight is not None
+        table = canonical.new_zeros(use.weight.rows, canonical.shape[-1])
+        parts["weight"] = (use.weight, table.index_add(0, rule.x.flatten(), canonical.flatten(0, -2)))
+    else:
+        rows = canonical.flatten(0, -2)
+        if use.weight is not None:
+            parts["weight"] = (use.weight, (rows * rule.features().flatten(0, -2)).sum(0))  # type: ignore[attr-defined]
+        if use.bias is not None:
+            parts["bias"] = (use.bias, rows.sum(0))
+    return parts
+
+
+def as_weight(native: Tensor, rule: MatrixRule) -> Tensor:
+    """[..., E, O, D] in the (flattened) order of the weight that the rule multiplies by."""
+    if not rule.inputs_first:
+        return native
+    channels = native.shape[-1] // kernel_size(rule)
+    split = native.unflatten(-1, (channels, -1))  # [..., E, O, I, k]
+    return split.transpose(-3, -2)
+
+
+def kernel_size(rule: MatrixRule) -> int:
+    """Kernel offsets of a convolution; 1 for a linear layer."""
+    return int(torch.Size(getattr(rule, "kernel", ())).numel())
+
+
+def inspect(network: Network, selected: list[str], inputs: Inputs) -> Inspection:
+    """Look at the first examples of a batch: find the layouts, and check the gradients."""
+    size = size_of(inputs)
+    few = take(inputs, slice(0, CHECKED))
+    if size == 1:
+        few, size = concatenate([few, few]), 2
+    size = min(size, CHECKED) if size_of(few) == min(size, CHECKED) else size_of(few)
+    seen = forward(network, few)
+    if seen.outputs.shape[0] != size:
+        raise BadData(
+            f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first dimension "
+            "of inputs and outputs must count examples."
+        )
+    if not seen.outputs.requires_grad:
+        return Inspection(unused=set(selected))
+    found = Inspection(uses=seen.uses)
+    _find_layouts(found, seen, size)
+    _check_gradients(found, seen, network, selected)
+    return found
+
+
+def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
+    probe = probe_like(seen.outputs)
+    every = range(len(seen.uses))
+    by_example: dict[int, list[Tensor]] = {}
+    for j in (0, size - 1):
+        alone = torch.zeros_like(probe)
+        alone[j] = probe[j]
+        by_example[j] = seen.backward(alone.unsqueeze(0), every)
+    for i, use in enumerate(seen.uses):
+        layout = find_layout(use, {j: grads[i] for j, grads in by_example.items()}, size)
+        if layout is not None:
+            found.layouts[use.key] = layout
+            continue
+        for ref in (use.weight, use.bias):
+            if ref is not None:
+                found.unexplained[ref.name] = "it is shared by the examples of a batch before they part"
+
+
+def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: list[str]) -> None:
+    probe = probe_like(seen.outputs)
+    params = [network.params[name] for name in selected]
+    with differentiable(network):
+        true = gradients(network, seen.outputs, params, probe.unsqueeze(0), False)
+    sums = {name: torch.zeros_like(network.params[name].detach()) for name in selected}
+    for use, g in zip(seen.uses, seen.backward(probe.unsqueeze(0), range(len(seen.uses))), strict=True):
+        with torch.no_grad():
+            parts = rebuilt(use, g[0])
+        for ref, grad in parts.values():
+            target = sums[ref.name]
+            rows = target[ref.start : ref.stop] if target.dim() else target
+            rows += grad.reshape(rows.shape)
+    norms = [0.0 if t is None else float(t.norm()) for t in true]
+    tolerance = TOLERANCE.get(network.dtype, 5e-2)
+    for name, t, norm in zip(selected, true, norms, strict=True):
+        error = float((sums[name] - (0 if t is None else t[0])).norm())
+        if t is None:
+            found.unused.add(name)
+        if error > tolerance * (norm + 1e-3 * max(norms, default=0.0)) and name not in found.unexplained:
+            known = bool(float(sums[name].norm()))
+            found.unexplained[name] = (
+                "its gradient is not the sum over the recognised calls" if known else "no layer rule knows its use"
+            )
+
+
+def probe_like(outputs: Tensor) -> Tensor:
+    """A fixed, generic direction in output space."""
+    generator = torch.Generator().manual_seed(2018)
+    probe = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    return probe.to(outputs.device, outputs.dtype)

@@ -1,0 +1,131 @@
+"""What a fit remembers of its data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.batches import check_finite
+from whence.errors import Notice
+from whence.likelihoods import Gaussian, Likelihood
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """Size, loss and accuracy of the network on the data it was fitted to."""
+
+    data_size: float = 0.0  # examples that the curvature counts
+    seen: int = 0  # examples that were read (more, where augmented passes are averaged back)
+    loss: float = 0.0  # summed negative log likelihood, with all constants
+    targets: float = 0.0  # number of predicted labels or values
+    correct: float = 0.0
+    confidence: float = 0.0  # summed largest probability
+    squares: float = 0.0  # summed squared residuals
+    noise: float | None = None  # standard deviation at which a Gaussian's curvature was computed
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right labels on the training data; None for regression."""
+        return self.correct / self.targets if self.confidence else None
+
+    @property
+    def mean_confidence(self) -> float | None:
+        """Mean largest probability on the training data; None for regression."""
+        return self.confidence / self.targets if self.confidence else None
+
+    def merged(self, other: FitRecord) -> FitRecord:
+        mine, theirs = asdict(self), asdict(other)
+        noise = mine.pop("noise")
+        theirs.pop("noise")
+        return FitRecord(**{key: mine[key] + theirs[key] for key in mine}, noise=noise)
+
+    def scaled(self, factor: float) -> FitRecord:
+        """As if every example counted ``factor`` times."""
+        values = asdict(self)
+        for key in ("loss", "targets", "correct", "confidence", "squares", "data_size"):
+            values[key] *= factor
+        return FitRecord(**values)
+
+    def with_noise(self, noise: float) -> FitRecord:
+        """The same data under a Gaussian with another standard deviation."""
+        var = noise**2
+        loss = 0.5 * self.squares / var + 0.5 * self.targets * math.log(2 * math.pi * var)
+        return replace(self, loss=loss, noise=noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Recorder:
+    """Builds a :class:`FitRecord` batch by batch, and looks for outputs that are not what they should be."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        self.likelihood = likelihood
+        noise = None
+        if isinstance(likelihood, Gaussian) and likelihood.noise.dim() == 0:
+            noise = float(likelihood.noise)
+        self.record = FitRecord(noise=noise)
+        self.warned = False
+
+    def add(self, outputs: Tensor, targets: Tensor, index: int) -> None:
+        outputs = outputs.detach()
+        check_finite(outputs, "the outputs of the network", index)
+        if index == 0:
+            warn_if_probabilities(self.likelihood, outputs)
+        size = len(outputs)
+        loss = float(self.likelihood.nll(outputs, targets).double().sum())
+        new = FitRecord(data_size=size, seen=size, loss=loss, **self._quality(outputs, targets))
+        self.record = self.record.merged(new)
+
+    def _quality(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        flat = self.likelihood.flatten(outputs)
+        task = self.likelihood.task
+        if task == "classification":
+            keep = targets != getattr(self.likelihood, "ignore_index", -100)
+            top, label = flat.softmax(-1).max(-1)
+            right = (label == targets) & keep
+            return {
+                "targets": float(keep.sum()),
+                "correct": float(right.sum()),
+                "confidence": float((top * keep).sum()),
+            }
+        if task == "binary":
+            p = flat.sigmoid()
+            truth = self.likelihood.flatten(targets)
+            return {
+                "targets": float(p.numel()),
+                "correct": float(((p > 0.5) == (truth > 0.5)).sum()),
+                "confidence": float(torch.maximum(p, 1 - p).sum()),
+            }
+        if isinstance(self.likelihood, Gaussian):
+            squares = (outputs - targets).double().square().sum()
+            return {"targets": float(outputs.numel()), "squares": float(squares)}
+        return {"targets": float(targets.numel())}
+
+
+def warn_if_probabilities(likelihood: Likelihood, outputs: Tensor) -> None:
+    """Outputs between 0 and 1 where logits are meant are usually a softmax or sigmoid too many."""
+    flat = likelihood.flatten(outputs)
+    inside = bool(((flat >= 0) & (flat <= 1)).all())
+    if likelihood.task == "classification" and inside and flat.shape[-1] > 1:
+        if bool(((flat.sum(-1) - 1).abs() < 1e-3).all()):
+            warnings.warn(
+                "the outputs look like probabilities (they lie in [0, 1] and sum to 1), but logits are meant: remove "
+                "the softmax at the end of the network, or the uncertainties will be wrong.",
+                Notice,
+                stacklevel=3,
+            )
+    elif likelihood.task == "classification" and bool(((flat.exp().sum(-1) - 1).abs() < 1e-4).all()):
+        return  # log-softmax outputs are valid logits
+    elif likelihood.task == "binary" and inside and flat.numel() >= 8:
+        warnings.warn(
+            "the outputs all lie in [0, 1] and look like probabilities, but logits are meant: remove the sigmoid at "
+            "the end of the network, or the uncertainties will be wrong.",
+            Notice,
+            stacklevel=3,
+        )

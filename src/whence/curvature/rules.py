@@ -1,0 +1,330 @@
+"""One small rule for each layer kind: what a call saw, in a common form.
+
+Index legend: E Kronecker pairs side by side (groups), K root columns, N examples, T positions, D inputs,
+O outputs, F features. ``lead`` is whatever dimensions a call has before its features; one of them (or a
+part of one) counts examples, which :mod:`whence.curvature.layout` finds out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from whence.curvature.patches import conv_patches, transposed_patches
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """How a call depends on its parameters. ``x`` is the input that the call saw."""
+
+    label: ClassVar[str] = ""
+    x: Tensor
+
+    @abstractmethod
+    def gradient(self, g: Tensor) -> Tensor:
+        """Output gradients [K, *output shape] as [K, (E,) *lead, O]."""
+
+
+class MatrixRule(Rule):
+    """A call that multiplies by a matrix: z = W a at every position."""
+
+    inputs_first: ClassVar[bool] = False  # whether the weight is stored as [D, O, …]
+
+    @abstractmethod
+    def features(self) -> Tensor:
+        """a, [E, *lead, D]."""
+
+    @property
+    def pairs(self) -> int:
+        """E."""
+        return 1
+
+
+@dataclass(frozen=True)
+class LinearRule(MatrixRule):
+    """x Wᵀ, at every position."""
+
+    label: ClassVar[str] = "Linear"
+
+    def features(self) -> Tensor:
+        return self.x.unsqueeze(0)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        return g.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class TransposedLinearRule(LinearRule):
+    """x W."""
+
+    inputs_first: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ConvRule(MatrixRule):
+    """A convolution in any number of dimensions."""
+
+    label: ClassVar[str] = "Conv"
+    kernel: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> int:
+        return self.options["groups"]
+
+    def batched(self) -> Tensor:
+        """The input with a batch dimension."""
+        return self.x if self.x.dim() == len(self.kernel) + 2 else self.x.unsqueeze(0)
+
+    def features(self) -> Tensor:
+        return conv_patches(self.batched(), self.kernel, **self.options)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        g = g if g.dim() == len(self.kernel) + 3 else g.unsqueeze(1)  # [K, B, O, *space]
+        split = g.reshape(*g.shape[:2], self.pairs, g.shape[2] // self.pairs, -1)
+        return split.permute(0, 2, 1, 4, 3)  # [K, E, B, T, O]
+
+
+@dataclass(frozen=True)
+class ConvTransposeRule(ConvRule):
+    """A transposed convolution in any number of dimensions."""
+
+    label: ClassVar[str] = "ConvTranspose"
+    inputs_first: ClassVar[bool] = True
+
+    def features(self) -> Tensor:
+        return transposed_patches(self.batched(), self.kernel, **self.options)
+
+
+class ElementRule(Rule):
+    """A call that scales and shifts features one by one: z = γ ⊙ x̂ + β."""
+
+    @abstractmethod
+    def features(self) -> Tensor:
+        """x̂, [*lead, F]."""
+
+
+@dataclass(frozen=True)
+class ChannelRule(ElementRule):
+    """Scale and shift of dimension 1 (batch, group and instance normalisation, PReLU)."""
+
+    label: ClassVar[str] = "Norm"
+    normalise: Callable[[Tensor], Tensor]
+
+    def features(self) -> Tensor:
+        return self.normalise(self.x).movedim(1, -1)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        return g.movedim(2, -1)
+
+
+@dataclass(frozen=True)
+class TrailingRule(ElementRule):
+    """Scale and shift of the last ``dims`` dimensions (layer and root-mean-square normalisation)."""
+
+    label: ClassVar[str] = "Norm"
+    normalise: Callable[[Tensor], Tensor]
+    dims: int
+
+    def features(self) -> Tensor:
+        return self.normalise(self.x).flatten(-self.dims)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        return g.flatten(-self.dims)
+
+
+@dataclass(frozen=True)
+class ScalarRule(ElementRule):
+    """One number that scales everything (PReLU with one parameter)."""
+
+    label: ClassVar[str] = "PReLU"
+    normalise: Callable[[Tensor], Tensor]
+
+    def features(self) -> Tensor:
+        return self.normalise(self.x).unsqueeze(-1)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        return g.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class EmbeddingRule(Rule):
+    """Rows of a table, looked up; ``x`` holds their indices."""
+
+    label: ClassVar[str] = "Embedding"
+    padding_index: int | None
+
+    def gradient(self, g: Tensor) -> Tensor:
+        if self.padding_index is None:
+            return g
+        return g * (self.x != self.padding_index).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recognised function call: its rule, and the tensors that act as weight and bias."""
+
+    rule: Rule
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call:  # noqa: A002
+    return Call(LinearRule(input), weight, bias)
+
+
+def _addmm(
+    bias: Tensor,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Call | None:
+    """bias + x W with W [D, O], as Hugging Face's Conv1D has it."""
+    if alpha != 1 or beta != 1 or bias.dim() != 1:
+        return None
+    return Call(TransposedLinearRule(input), weight, bias)
+
+
+def _conv(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Call:
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return Call(ConvRule(input, tuple(weight.shape[2:]), options), weight, bias)
+
+
+def _conv_transpose(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Call:
+    options = {
+        "stride": stride,
+        "padding": padding,
+        "output_padding": output_padding,
+        "dilation": dilation,
+        "groups": groups,
+    }
+    return Call(ConvTransposeRule(input, tuple(weight.shape[2:]), options), weight, bias)
+
+
+def _batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    def normalise(x: Tensor) -> Tensor:
+        return F.batch_norm(x, running_mean, running_var, None, None, training, momentum, eps)
+
+    return Call(ChannelRule(input, normalise), weight, bias)
+
+
+def _group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Call:
+    return Call(ChannelRule(input, lambda x: F.group_norm(x, num_groups, None, None, eps)), weight, bias)
+
+
+def _instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call:
+    def normalise(x: Tensor) -> Tensor:
+        return F.instance_norm(x, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+
+    return Call(ChannelRule(input, normalise), weight, bias)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Call:
+    shape = tuple(normalized_shape)
+    return Call(TrailingRule(input, lambda x: F.layer_norm(x, shape, None, None, eps), len(shape)), weight, bias)
+
+
+def _rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Call:
+    shape = tuple(normalized_shape)
+    return Call(TrailingRule(input, lambda x: F.rms_norm(x, shape, None, eps), len(shape)), weight, None)
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Call:  # noqa: A002
+    if weight.numel() == 1:
+        return Call(ScalarRule(input, lambda x: x.clamp(max=0)), weight, None)
+    return Call(ChannelRule(input, lambda x: x.clamp(max=0)), weight, None)
+
+
+def _embedding(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Call | None:
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        return None
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return Call(EmbeddingRule(input, padding_idx), weight, None)
+
+
+BINDERS: dict[Any, Callable[..., Call | None]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    F.conv1d: _conv,
+    F.conv2d: _conv,
+    F.conv3d: _conv,
+    F.conv_transpose1d: _conv_transpose,
+    F.conv_transpose2d: _conv_transpose,
+    F.conv_transpose3d: _conv_transpose,
+    F.batch_norm: _batch_norm,
+    F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.prelu: _prelu,
+    F.embedding: _embedding,
+}

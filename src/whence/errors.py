@@ -1,0 +1,60 @@
+"""Everything whence raises on purpose. Messages give the value, the bound and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class WhenceError(Exception):
+    """Base class of every error that whence raises on purpose."""
+
+
+class BadData(WhenceError, ValueError):
+    """Data that cannot be used: not finite, empty, of the wrong shape, or read only once."""
+
+
+class BadOption(WhenceError, ValueError):
+    """An option that is unknown, out of its bounds, or does not go with another one."""
+
+
+class NothingSelected(WhenceError, ValueError):
+    """The selection of weights matched no parameter."""
+
+
+class UnsupportedLayer(WhenceError, TypeError):
+    """A layer that the chosen method cannot treat; the message names it."""
+
+
+class NotPositiveDefinite(WhenceError, ArithmeticError):
+    """A precision or factor with a negative or vanishing eigenvalue; the message names the block."""
+
+
+class NotConverged(WhenceError, ArithmeticError):
+    """A decomposition or an optimisation that did not converge."""
+
+
+class TooLarge(WhenceError, MemoryError):
+    """More memory than the limit would be needed; the message says how much, and what to take instead."""
+
+
+class BadFile(WhenceError, ValueError):
+    """A posterior file that is truncated, of another network, or not safetensors."""
+
+
+class NotDefined(WhenceError, ValueError):
+    """A quantity that has no meaning for this posterior or prediction."""
+
+
+class Notice(UserWarning):
+    """Something the user should know, in one line: a fallback, an automatic choice, a doubtful result."""
+
+
+def one_of(value: str, allowed: Iterable[str], option: str) -> str:
+    """Return ``value`` if it is allowed; otherwise raise, naming the nearest known value."""
+    known = list(allowed)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise BadOption(f"unknown {option} {value!r}.{hint} Known: {', '.join(map(repr, known))}.")

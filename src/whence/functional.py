@@ -1,0 +1,167 @@
+"""Module → pure function f(params, x), on a snapshot that the user's later changes do not reach."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from whence.batches import Inputs
+from whence.errors import BadData, WhenceError
+
+
+class Network:
+    """A private copy of a module, in evaluation mode. Its parameters require gradients only if selected."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
+        self.names_by_id = {id(p): name for name, p in self.params.items()}
+        self.batched_backward = True  # until an operation is met that cannot be batched
+
+    @classmethod
+    def snapshot(cls, model: nn.Module) -> Network:
+        """Copy ``model``; the original is neither changed nor kept."""
+        if not isinstance(model, nn.Module):
+            raise BadData(f"the model must be a torch.nn.Module, not a {type(model).__name__}.")
+        network = cls(copy_module(unwrap(model)).eval())
+        if not network.params:
+            raise BadData(f"the model ({type(model).__name__}) has no parameters.")
+        devices = {p.device for p in network.params.values()}
+        if len(devices) > 1:
+            raise BadData(f"the parameters lie on several devices ({sorted(map(str, devices))}); put them on one.")
+        for name, p in network.params.items():
+            if not bool(torch.isfinite(p).all()):
+                raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
+        return network
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.params.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        floats = (p.dtype for p in self.params.values() if p.is_floating_point())
+        return next(floats, torch.get_default_dtype())
+
+    def select(self, names: list[str] | tuple[str, ...]) -> None:
+        """Make exactly these parameters require gradients (on the copy)."""
+        chosen = set(names)
+        for name, p in self.params.items():
+            p.requires_grad_(name in chosen)
+
+    def aliases(self, name: str) -> list[str]:
+        """Every dotted name under which a (tied) parameter is known."""
+        target = self.params[name]
+        return [n for n, p in self.module.named_parameters(remove_duplicate=False) if p is target]
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        return output_tensor(call(self.module, inputs))
+
+    def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+        """f(params, x); parameters that are not given keep their trained values."""
+        args, kwargs = arguments(inputs)
+        return output_tensor(torch.func.functional_call(self.module, dict(params), args, kwargs))
+
+    def to(self, *args: Any, **kwargs: Any) -> Network:
+        """A copy on another device or in another floating-point type."""
+        moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
+        moved.select([n for n, p in self.params.items() if p.requires_grad])
+        return moved
+
+    def weights_hash(self) -> str:
+        """Hash of the names, shapes and values of all parameters and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.module.state_dict().items()):
+            if not isinstance(tensor, Tensor):
+                continue
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            value = tensor.detach().cpu().contiguous()
+            value = value.to(torch.float32) if value.is_floating_point() else value
+            digest.update(value.view(-1).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The plain module inside torch.compile, DataParallel and DistributedDataParallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def copy_module(model: nn.Module) -> nn.Module:
+    """A deep copy that also copes with computed tensors kept as attributes (old-style weight norm)."""
+    memo: dict[int, Any] = {}
+    for part in model.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise WhenceError(
+            f"the model could not be copied ({type(error).__name__}: {error}). whence works on a copy so that "
+            "yours stays as it is; remove what cannot be deep-copied (open files, locks, generators) from it."
+        ) from error
+    for p in copied.parameters():
+        p.grad = None
+    return copied
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How inputs reach ``model(...)``: a tensor alone, a tuple spread, a mapping as keywords."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def call(module: nn.Module, inputs: Inputs) -> Any:
+    args, kwargs = arguments(inputs)
+    return module(*args, **kwargs)
+
+
+def output_tensor(output: Any) -> Tensor:
+    """The tensor of raw outputs: what the module returns, or its ``logits``."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise BadData(
+        f"the network returns a {type(output).__name__}; whence needs one tensor, or something with 'logits'. "
+        "Wrap the network in a module whose forward returns the tensor you want uncertainty for."
+    )
+
+
+@contextlib.contextmanager
+def differentiable(network: Network) -> Iterator[None]:
+    """Settings under which every backward pass that whence needs is allowed.
+
+    The fused attention and encoder kernels are off, attention uses its plain form (it can be differentiated
+    twice and batched), and cuDNN is off for recurrent networks (its kernels refuse evaluation mode).
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    recurrent = any(isinstance(m, nn.RNNBase) for m in network.module.modules())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if recurrent and network.device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,0 +1,188 @@
+"""Posteriors in one safetensors file with JSON metadata. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from whence._version import __version__
+from whence.curvature.blocks import Block, MatrixForm, Param
+from whence.curvature.columns import Draws
+from whence.curvature.fit import Curvature, Options
+from whence.curvature.jacobian import Plan
+from whence.curvature.layout import Inspection, Layout
+from whence.curvature.record import FitRecord
+from whence.errors import BadFile
+from whence.functional import Network
+from whence.likelihoods import Likelihood, from_spec
+from whence.linalg import spectral as spectra
+from whence.linalg.structures import KINDS
+from whence.posteriors.laplace import Laplace
+from whence.posteriors.tuning import Tuning
+from whence.priors import PriorPrecision
+
+FORMAT = 1
+
+
+def save(posterior: Laplace, path: str | Path) -> None:
+    """Write a Laplace posterior: its curvature, decomposition, prior and what it belongs to."""
+    tensors: dict[str, Tensor] = {}
+    for i, structure in enumerate(posterior.curvature.structures):
+        for key, value in structure.tensors().items():
+            tensors[f"structure.{i}.{key}"] = value
+    prior: dict[str, float | None] = {}
+    for name, precision in posterior.prior.values.items():
+        prior[name] = None if isinstance(precision, Tensor) else precision
+        if isinstance(precision, Tensor):
+            tensors[f"prior.{name}"] = precision
+    if isinstance(posterior.prior_mean, dict):
+        tensors.update({f"prior_mean.{n}": v for n, v in posterior.prior_mean.items()})
+    if posterior.curvature.keep is not None:
+        tensors["keep"] = posterior.curvature.keep
+    decompositions = _decompositions(posterior, tensors)
+    meta = {
+        "format": FORMAT,
+        "whence": __version__,
+        "torch": torch.__version__,
+        "kind": "laplace",
+        "weights": posterior.network.weights_hash(),
+        "names": {n: list(p.shape) for n, p in posterior.network.params.items()},
+        "likelihood": posterior.likelihood.spec(),
+        "options": asdict(posterior.curvature.options),
+        "record": posterior.curvature.record.to_dict(),
+        "blocks": [asdict(b) for b in posterior.blocks],
+        "structures": [s.kind for s in posterior.curvature.structures],
+        "joint": posterior.curvature.joint,
+        "prior": prior,
+        "prior_mean": posterior.prior_mean if isinstance(posterior.prior_mean, float) else None,
+        "data_scale": posterior.data_scale,
+        "damping": posterior.damping,
+        "tuning": None if posterior.tuning is None else posterior.tuning.to_dict(),
+        "decompositions": decompositions,
+        "layouts": _layouts(posterior),
+    }
+    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    save_file(plain, str(path), metadata={"whence": json.dumps(meta)})
+
+
+def _decompositions(posterior: Laplace, tensors: dict[str, Tensor]) -> list[list[Any]]:
+    """The eigenvectors under one prior for each block, so that a loaded posterior need not find them again."""
+    listed = []
+    for (index, ratio), spectral in posterior._decompositions.items():
+        if ratio is not None:
+            continue
+        fields = {k: v for k, v in vars(spectral).items() if isinstance(v, Tensor)}
+        if type(spectral).__name__ == "DiagonalSpectral":
+            continue
+        tensors.update({f"spectral.{index}.{k}": v for k, v in fields.items()})
+        listed.append([index, type(spectral).__name__, sorted(fields)])
+    return listed
+
+
+def _layouts(posterior: Laplace) -> list[Any]:
+    """Where each call keeps its examples, as plain values."""
+    plain = []
+    for (rule, weight, bias, nth), layout in posterior.plan.inspection.layouts.items():
+        refs = [None if r is None else [r.name, r.start, r.stop, r.rows] for r in (weight, bias)]
+        plain.append([rule, *refs, nth, layout.kind, layout.dim])
+    return plain
+
+
+def load(path: str | Path, model: nn.Module, *, likelihood: Likelihood | None = None) -> Laplace:
+    """Read a posterior back for the network it was made from.
+
+    ``likelihood`` passes your own likelihood again where the posterior was fitted with one.
+    """
+    meta, tensors = _read(path)
+    network = Network.snapshot(model)
+    _check_network(path, meta, network)
+    tensors = {k: v.to(network.device) for k, v in tensors.items()}
+    found = from_spec(meta["likelihood"]) or likelihood
+    if found is None:
+        raise BadFile(f"{path} was fitted with your own likelihood ({meta['likelihood']['name']}); pass likelihood=….")
+    blocks = [_block(b) for b in meta["blocks"]]
+    network.select([p.name for b in blocks for p in b.params])
+    options = {**meta["options"], "draws": Draws(**meta["options"]["draws"])}
+    structures = []
+    for i, kind in enumerate(meta["structures"]):
+        prefix = f"structure.{i}."
+        structures.append(KINDS[kind](**{k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}))
+    curvature = Curvature(
+        blocks, structures, FitRecord(**meta["record"]), Options(**options), meta["joint"], tensors.get("keep")
+    )
+    prior = PriorPrecision({n: tensors[f"prior.{n}"].cpu() if v is None else v for n, v in meta["prior"].items()})
+    mean = meta["prior_mean"]
+    if mean is None:
+        mean = {k[len("prior_mean.") :]: v for k, v in tensors.items() if k.startswith("prior_mean.")}
+    posterior = Laplace(
+        plan=Plan(network, blocks, _inspection(meta["layouts"])),
+        curvature=curvature,
+        likelihood=found,
+        prior=prior,
+        prior_mean=mean,
+        data_scale=meta["data_scale"],
+        damping=meta["damping"],
+        tuning=None if meta["tuning"] is None else Tuning.from_dict(meta["tuning"]),
+    )
+    for index, kind, fields in meta["decompositions"]:
+        values = {k: tensors[f"spectral.{index}.{k}"] for k in fields}
+        posterior._decompositions[(index, None)] = getattr(spectra, kind)(**values)
+    return posterior
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not Path(path).is_file():
+        raise BadFile(f"there is no file {path}.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
+    if "whence" not in header:
+        raise BadFile(f"{path} is a safetensors file, but not one that whence wrote.")
+    meta = json.loads(header["whence"])
+    if meta["format"] > FORMAT:
+        raise BadFile(
+            f"{path} was written by whence {meta['whence']}, whose format {meta['format']} is newer than {FORMAT}."
+        )
+    return meta, tensors
+
+
+def _check_network(path: str | Path, meta: dict[str, Any], network: Network) -> None:
+    names = {n: list(p.shape) for n, p in network.params.items()}
+    if names != meta["names"]:
+        wrong = [n for n in {**names, **meta["names"]} if names.get(n) != meta["names"].get(n)]
+        here, there = names.get(wrong[0], "missing"), meta["names"].get(wrong[0], "missing")
+        raise BadFile(f"{path} belongs to another network: {wrong[0]!r} is {here} here and {there} in the file.")
+    if network.weights_hash() != meta["weights"]:
+        raise BadFile(
+            f"{path} belongs to a network with the same shapes but other weights. Load the weights it was fitted with "
+            "into the model first."
+        )
+
+
+def _block(values: dict[str, Any]) -> Block:
+    form = None if values["form"] is None else MatrixForm(**values["form"])
+    params = tuple(Param(p["name"], tuple(p["shape"])) for p in values["params"])
+    return replace(
+        Block(values["name"], values["kind"], params, values["source"], form),
+        **{k: values[k] for k in ("structure", "reason")},
+    )
+
+
+def _inspection(layouts: list[Any]) -> Inspection:
+    from whence.curvature.capture import Ref
+
+    found = Inspection()
+    for rule, weight, bias, nth, kind, dim in layouts:
+        key = (rule, None if weight is None else Ref(*weight), None if bias is None else Ref(*bias), nth)
+        found.layouts[key] = Layout(kind, dim)
+    return found

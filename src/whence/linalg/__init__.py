@@ -1,0 +1,1 @@
+"""Positive-definite structures. Nothing here knows of networks."""

@@ -1,0 +1,170 @@
+"""Symmetric matrices by their eigenvectors, and functions of them.
+
+A ``Spectral`` is H = Q diag(λ) Qᵀ. Each method takes w = f(λ) in the shape of ``values`` and works with
+f(H) = Q diag(w) Qᵀ; ``rest`` is f(0), used where H has a kernel that is not stored.
+Vectors have the ``native`` shape: [P], or [E, O, D] for E Kronecker pairs side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Spectral(ABC):
+    """An eigendecomposition; see the module's text."""
+
+    values: Tensor
+
+    @property
+    @abstractmethod
+    def native(self) -> tuple[int, ...]:
+        """Shape of the vectors it acts on."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.native)
+
+    @property
+    def kernel(self) -> int:
+        """Number of zero eigenvalues that ``values`` leaves out."""
+        return 0
+
+    @abstractmethod
+    def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        """f(H) v for v [..., *native]."""
+
+    @abstractmethod
+    def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
+        """A vector with covariance f(H)² if the noise is white; no more work than needed."""
+
+    @abstractmethod
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        """diag f(H), [*native]."""
+
+    @abstractmethod
+    def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        """rows f(H) rowsᵀ for rows [..., K, *native] → [..., K, K]."""
+
+    def trace(self, w: Tensor, rest: Tensor) -> Tensor:
+        return w.sum() + self.kernel * rest
+
+
+@dataclass(frozen=True)
+class DiagonalSpectral(Spectral):
+    """Q = I."""
+
+    values: Tensor  # [P]
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        return v * w
+
+    def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
+        return noise * w
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        return w
+
+    def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        return (rows * w) @ rows.mT
+
+
+@dataclass(frozen=True)
+class DenseSpectral(Spectral):
+    """Q stored as [P, P]."""
+
+    values: Tensor  # [P]
+    vectors: Tensor  # [P, P]
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        return ((v @ self.vectors) * w) @ self.vectors.mT
+
+    def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
+        return (noise * w) @ self.vectors.mT
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        return self.vectors.square() @ w
+
+    def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        turned = rows @ self.vectors
+        return (turned * w) @ turned.mT
+
+
+@dataclass(frozen=True)
+class KroneckerSpectral(Spectral):
+    """Q = Q_G ⊗ Q_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table."""
+
+    values: Tensor  # [E, O, D]
+    left: Tensor  # Q_G, [E, O, O]
+    right: Tensor  # Q_A, [E, D, D]
+    left_values: Tensor | None = None  # λ_G, [E, O]; None where λ is not a product
+    right_values: Tensor | None = None  # λ_A, [E, D]
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def rotate(self, v: Tensor) -> Tensor:
+        """Q_Gᵀ v Q_A."""
+        return self.left.mT @ v @ self.right
+
+    def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        return self.left @ (self.rotate(v) * w) @ self.right.mT
+
+    def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
+        return self.left @ (noise * w) @ self.right.mT
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        return self.left.square() @ w @ self.right.square().mT
+
+    def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        turned = self.rotate(rows)
+        return (turned * w).flatten(-3) @ turned.flatten(-3).mT
+
+
+@dataclass(frozen=True)
+class LowRankSpectral(Spectral):
+    """R leading eigenpairs; the rest of the space has eigenvalue zero."""
+
+    values: Tensor  # [R]
+    vectors: Tensor  # [P, R]
+
+    @property
+    def native(self) -> tuple[int, ...]:
+        return (self.vectors.shape[0],)
+
+    @property
+    def kernel(self) -> int:
+        return self.vectors.shape[0] - self.vectors.shape[1]
+
+    def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        return rest * v + ((v @ self.vectors) * (w - rest)) @ self.vectors.mT
+
+    def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
+        return self.apply(w, noise, rest)
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        return rest + self.vectors.square() @ (w - rest)
+
+    def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        turned = rows @ self.vectors
+        return rest * (rows @ rows.mT) + (turned * (w - rest)) @ turned.mT
+
+
+def dense(spectral: Spectral, w: Tensor, rest: Tensor) -> Tensor:
+    """f(H) as a matrix [P, P], in the row-major order of the native shape."""
+    eye = torch.eye(spectral.size, device=w.device, dtype=w.dtype)
+    rows = eye.reshape(spectral.size, *spectral.native)
+    return spectral.apply(w, rows, rest).reshape(spectral.size, spectral.size)

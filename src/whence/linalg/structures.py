@@ -1,0 +1,198 @@
+"""Curvature as sums over the data, by structure. They can be merged, scaled, written and decomposed.
+
+``spectral(ratio)`` decomposes D^{-1/2} H D^{-1/2} with D = diag(ratio), which is what a prior precision
+δ · ratio asks for: (H + δ D)⁻¹ = D^{-1/2} (D^{-1/2} H D^{-1/2} + δ I)⁻¹ D^{-1/2}.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import BadOption, NotDefined
+from whence.linalg.dense import eigh_psd
+from whence.linalg.spectral import (
+    DenseSpectral,
+    DiagonalSpectral,
+    KroneckerSpectral,
+    LowRankSpectral,
+    Spectral,
+)
+
+
+class Structure(ABC):
+    """A positive semi-definite H that is a sum over the data."""
+
+    kind: ClassVar[str]
+    additive: ClassVar[bool] = True  # whether two of them can be added without loss
+
+    @abstractmethod
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        """Decomposition of D^{-1/2} H D^{-1/2}; ``ratio`` is D's diagonal in the native shape, None for I."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What it consists of, for saving and moving."""
+
+    def merged(self, other: Structure) -> Structure:
+        """H₁ + H₂."""
+        if not self.additive or type(other) is not type(self):
+            raise NotDefined(
+                f"a {self.kind} curvature cannot be added to a {other.kind} one: its eigenvectors belong to the "
+                "data they were computed from. Fit again on all the data, or use 'kron', 'diag', 'block' or 'full'."
+            )
+        theirs = other.tensors()
+        return self.replaced({key: value + theirs[key] for key, value in self.tensors().items()})
+
+    def scaled(self, factor: float) -> Structure:
+        """factor · H."""
+        return self.replaced({key: value * factor for key, value in self.tensors().items()})
+
+    def replaced(self, tensors: Mapping[str, Tensor]) -> Structure:
+        """The same structure with other tensors."""
+        return type(self)(**tensors)
+
+    def to(self, *args: Any, **kwargs: Any) -> Structure:
+        return self.replaced({key: value.to(*args, **kwargs) for key, value in self.tensors().items()})
+
+
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """diag H."""
+
+    kind: ClassVar[str] = "diag"
+    values: Tensor  # [P]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values}
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        return DiagonalSpectral(self.values if ratio is None else self.values / ratio)
+
+
+@dataclass(frozen=True)
+class Dense(Structure):
+    """H itself."""
+
+    kind: ClassVar[str] = "dense"
+    matrix: Tensor  # [P, P]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix}
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        matrix = self.matrix
+        if ratio is not None:
+            half = ratio.rsqrt()
+            matrix = half.unsqueeze(1) * matrix * half
+        return DenseSpectral(*eigh_psd(matrix, what))
+
+
+@dataclass(frozen=True)
+class Symmetric(Dense):
+    """A Hessian, which may have negative eigenvalues; with its prior it must not."""
+
+    kind: ClassVar[str] = "hessian"
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        matrix = self.matrix.double()
+        if ratio is not None:
+            half = ratio.rsqrt().to(matrix.dtype)
+            matrix = half.unsqueeze(1) * matrix * half
+        values, vectors = torch.linalg.eigh(matrix)
+        return DenseSpectral(values.to(self.matrix.dtype), vectors.to(self.matrix.dtype))
+
+
+@dataclass(frozen=True)
+class Kronecker(Structure):
+    """G ⊗ A, once for each of E pairs: A = ``inputs`` / ``count``, G = ``grads``."""
+
+    kind: ClassVar[str] = "kron"
+    inputs: Tensor  # Σ a aᵀ, [E, D, D]
+    grads: Tensor  # Σ g gᵀ, [E, O, O]
+    count: Tensor  # number of terms in ``inputs``, [E]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"inputs": self.inputs, "grads": self.grads, "count": self.count}
+
+    @property
+    def mean_input(self) -> Tensor:
+        """A, [E, D, D]."""
+        return self.inputs / self.count.clamp(min=1).to(self.inputs.dtype)[:, None, None]
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        a = self.mean_input
+        if ratio is not None:
+            half = column_ratio(ratio, what).rsqrt()  # [D]
+            a = half.unsqueeze(1) * a * half
+        a_values, a_vectors = eigh_psd(a, f"{what}, input factor")
+        g_values, g_vectors = eigh_psd(self.grads, f"{what}, gradient factor")
+        table = g_values.unsqueeze(-1) * a_values.unsqueeze(-2)
+        return KroneckerSpectral(table, g_vectors, a_vectors, g_values, a_values)
+
+
+@dataclass(frozen=True)
+class Ekfac(Structure):
+    """Kronecker eigenvectors with the exact diagonal of H in their basis."""
+
+    kind: ClassVar[str] = "ekfac"
+    additive: ClassVar[bool] = False
+    values: Tensor  # [E, O, D]
+    left: Tensor  # Q_G
+    right: Tensor  # Q_A
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values, "left": self.left, "right": self.right}
+
+    def scaled(self, factor: float) -> Structure:
+        return Ekfac(self.values * factor, self.left, self.right)
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        if ratio is not None:
+            raise BadOption(
+                f"{what}: an 'ekfac' block takes one prior precision. A second one for biases would turn its "
+                "eigenvectors, and the values in them need another pass over the data; use structure='kron'."
+            )
+        return KroneckerSpectral(self.values, self.left, self.right)
+
+
+@dataclass(frozen=True)
+class LowRank(Structure):
+    """The leading R eigenpairs of H."""
+
+    kind: ClassVar[str] = "lowrank"
+    additive: ClassVar[bool] = False
+    values: Tensor  # [R]
+    vectors: Tensor  # [P, R]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"values": self.values, "vectors": self.vectors}
+
+    def scaled(self, factor: float) -> Structure:
+        return LowRank(self.values * factor, self.vectors)
+
+    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+        if ratio is None:
+            return LowRankSpectral(self.values, self.vectors)
+        thin = self.vectors * self.values.sqrt() * ratio.rsqrt().unsqueeze(1)  # [P, R]
+        left, singular, _ = torch.linalg.svd(thin, full_matrices=False)
+        return LowRankSpectral(singular.square(), left)
+
+
+KINDS: dict[str, type[Structure]] = {s.kind: s for s in (Diagonal, Dense, Symmetric, Kronecker, Ekfac, LowRank)}
+
+
+def column_ratio(ratio: Tensor, what: str) -> Tensor:
+    """The one row that a ratio [E, O, D] repeats; a Kronecker block can carry no other."""
+    row = ratio[0, 0]
+    if not bool((ratio == row).all()):
+        raise BadOption(
+            f"{what}: a Kronecker block takes one prior precision for its weights and one for its bias, not one "
+            "per weight. Use structure='diag', 'block' or 'full' for that."
+        )
+    return row

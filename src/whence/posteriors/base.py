@@ -1,0 +1,64 @@
+"""What every posterior can be asked, whatever it was inferred by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.likelihoods import Likelihood
+from whence.predictive.predictions import JointPrediction, Prediction
+
+
+class Posterior(ABC):
+    """A distribution over functions; nothing that is asked of it changes it."""
+
+    likelihood: Likelihood
+
+    @abstractmethod
+    def predict(
+        self, x: Any, *, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Prediction | JointPrediction:
+        """The prediction for inputs or a loader."""
+
+    @abstractmethod
+    def draw(
+        self, num_samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> Sequence[Callable[[Any], Tensor]]:
+        """Functions x → raw outputs."""
+
+    @abstractmethod
+    def as_module(self, num_samples: int = 20, *, generator: torch.Generator | None = None) -> nn.Module:
+        """An ``nn.Module`` for serving."""
+
+    @abstractmethod
+    def save(self, path: str | Path) -> None:
+        """Write it to one safetensors file."""
+
+    @abstractmethod
+    def to(self, *args: Any, **kwargs: Any) -> Posterior:
+        """A copy on another device or in another floating-point type."""
+
+
+class WeightPosterior(Posterior):
+    """A posterior over weights."""
+
+    @abstractmethod
+    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Parameter name → draws [S, *shape]."""
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """Parameter name → mean."""
+
+    @abstractmethod
+    def variance(self) -> dict[str, Tensor]:
+        """Parameter name → marginal variance."""
+
+    @abstractmethod
+    def covariance(self) -> Tensor:
+        """Dense, in the order of ``torch.nn.utils.parameters_to_vector``."""

@@ -1,0 +1,99 @@
+"""The Gaussian over one block: covariance (s H + Δ)⁻¹ from a decomposition of H.
+
+With D = diag(ratio), Δ = δ D and the decomposition of D^{-1/2} H D^{-1/2} = Q diag(λ) Qᵀ:
+Σ = D^{-1/2} Q diag(1 / (s λ + δ)) Qᵀ D^{-1/2}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.errors import NotDefined, NotPositiveDefinite
+from whence.linalg.spectral import KroneckerSpectral, Spectral
+
+
+@dataclass(frozen=True)
+class BlockGaussian:
+    """Σ of a block (or of several jointly), in the native shape of its structure."""
+
+    name: str
+    spectral: Spectral
+    delta: float
+    ratio: Tensor | None  # native shape
+    scale: float  # s: what the curvature is multiplied by
+    factored_size: float | None = None  # N of eq. 9, where damping is factored
+
+    @property
+    def precision(self) -> Tensor:
+        """Eigenvalues of the precision in the decomposition's basis, in the shape of ``spectral.values``."""
+        values = self.spectral.values
+        if self.factored_size is not None and isinstance(self.spectral, KroneckerSpectral):
+            return self._factored(self.spectral)
+        precision = self.scale * values + self.delta
+        if bool((precision <= 0).any()):
+            lowest = float(values.min())
+            raise NotPositiveDefinite(
+                f"{self.name}: the precision is not positive definite (curvature eigenvalue {lowest:.3g}, prior "
+                f"{self.delta:.3g}). The network is not at a minimum: use curvature='ggn', a prior precision above "
+                f"{-lowest * self.scale:.3g}, or train on."
+            )
+        return precision
+
+    def _factored(self, spectral: KroneckerSpectral) -> Tensor:
+        """Ritter et al. (2018), eq. 9: (√N E[A] + √τ I) ⊗ (√N E[G] + √τ I), with N counted s times."""
+        if spectral.left_values is None or spectral.right_values is None:
+            raise NotDefined("factored damping needs Kronecker factors; use structure='kron'.")
+        assert self.factored_size is not None
+        root_n, root_tau = (self.scale * self.factored_size) ** 0.5, self.delta**0.5
+        a = root_n * spectral.right_values + root_tau  # [E, D]
+        g = root_n * spectral.left_values / self.factored_size + root_tau  # [E, O]
+        return g.unsqueeze(-1) * a.unsqueeze(-2)
+
+    @property
+    def rest(self) -> Tensor:
+        """The precision where the curvature vanishes, outside what is stored."""
+        return torch.as_tensor(self.delta, dtype=self.spectral.values.dtype, device=self.spectral.values.device)
+
+    def whiten(self, native: Tensor) -> Tensor:
+        """D^{-1/2} v."""
+        return native if self.ratio is None else native * self.ratio.rsqrt()
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """White noise [..., *native] → draws with covariance Σ."""
+        return self.whiten(self.spectral.colour(self.precision.rsqrt(), noise, self.rest.rsqrt()))
+
+    def solve(self, native: Tensor) -> Tensor:
+        """Σ v."""
+        inner = self.spectral.apply(1 / self.precision, self.whiten(native), 1 / self.rest)
+        return self.whiten(inner)
+
+    def variance(self) -> Tensor:
+        """Marginal variances, native."""
+        diag = self.spectral.diagonal(1 / self.precision, 1 / self.rest)
+        return diag if self.ratio is None else diag / self.ratio
+
+    def prior_variance(self) -> Tensor:
+        """1/Δ, native."""
+        if self.ratio is None:
+            values = self.spectral.values
+            return torch.full(self.spectral.native, 1 / self.delta, dtype=values.dtype, device=values.device)
+        return 1 / (self.delta * self.ratio)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """rows Σ rowsᵀ for rows [..., K, *native]."""
+        return self.spectral.quadratic(1 / self.precision, self.whiten(rows), 1 / self.rest)
+
+    def log_det_ratio(self) -> Tensor:
+        """log det(s H + Δ) − log det Δ, in float64."""
+        if self.factored_size is not None:
+            raise NotDefined("the evidence is not defined for damping='factored'; use damping='exact'.")
+        return torch.log1p((self.precision.double() - self.delta) / self.delta).sum()
+
+    def effective_parameters(self) -> Tensor:
+        """γ = tr[s H (s H + Δ)⁻¹], MacKay's number of well-determined parameters, in float64."""
+        if self.factored_size is not None:
+            return (1 - self.variance().double() / self.prior_variance().double()).sum()
+        return (1 - self.delta / self.precision.double()).sum()

@@ -1,0 +1,339 @@
+"""The Laplace posterior: a Gaussian at the trained weights, with precision s H + Δ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whence.batches import Inputs
+from whence.curvature.blocks import Block
+from whence.curvature.fit import Curvature
+from whence.curvature.jacobian import Plan
+from whence.curvature.record import FitRecord
+from whence.errors import BadOption, TooLarge, one_of
+from whence.functional import Network
+from whence.likelihoods import Gaussian, Likelihood
+from whence.linalg.spectral import Spectral, dense
+from whence.posteriors.base import WeightPosterior
+from whence.posteriors.block import BlockGaussian
+from whence.predictive.links import Link
+from whence.predictive.predictions import JointPrediction, Prediction
+from whence.predictive.sampled import WeightDraws
+from whence.priors import PriorPrecision
+
+if TYPE_CHECKING:
+    from whence.posteriors.tuning import Tuning
+    from whence.where.table import Where
+
+COVARIANCE_LIMIT = 2 * 2**30  # bytes
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Which structure a block got, and why; one row of ``posterior.structures``."""
+
+    name: str
+    kind: str
+    parameters: int
+    structure: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Laplace(WeightPosterior):
+    """Made by :func:`whence.laplace`. Every method returns something new; the posterior never changes."""
+
+    plan: Plan
+    curvature: Curvature
+    likelihood: Likelihood  # type: ignore[misc]
+    prior: PriorPrecision
+    prior_mean: dict[str, Tensor] | float = 0.0
+    data_scale: float = 1.0
+    damping: str = "exact"
+    tuning: Tuning | None = None
+    probe: tuple[Inputs, Tensor] | None = field(default=None, repr=False)
+    _decompositions: dict[Any, Spectral] = field(default_factory=dict, repr=False)
+
+    # What it is
+
+    @property
+    def network(self) -> Network:
+        return self.plan.network
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.plan.blocks
+
+    @property
+    def record(self) -> FitRecord:
+        """Data size, loss, training accuracy and mean confidence of the fit, at the current noise."""
+        record = self.curvature.record
+        if record.noise is not None and isinstance(self.likelihood, Gaussian) and self.likelihood.noise.dim() == 0:
+            return record.with_noise(float(self.likelihood.noise))
+        return record
+
+    @property
+    def structures(self) -> list[Assigned]:
+        """Which block got which structure, and why."""
+        whole = {"full": "full", "lowrank": "lowrank"}.get(self.curvature.options.structure)
+        whole = "full, inside a mask" if self.curvature.keep is not None else whole
+        return [Assigned(b.name, b.kind, b.size, whole or b.structure, b.reason) for b in self.blocks]
+
+    @property
+    def parameters(self) -> int:
+        """Number of Bayesian weights."""
+        keep = self.curvature.keep
+        return len(keep) if keep is not None else sum(b.size for b in self.blocks)
+
+    @property
+    def prior_precision(self) -> float | dict[str, float | Tensor]:
+        """The prior precision: one number if all weights share it, else by parameter."""
+        number = self.prior.number
+        return number if number is not None else dict(self.prior.values)
+
+    @property
+    def scale(self) -> float:
+        """What the stored curvature is multiplied by: the data scale, and a noise that was changed since."""
+        noise = self.curvature.record.noise
+        if noise is None or not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.dim():
+            return self.data_scale
+        power = 4 if self.curvature.options.curvature == "empirical" else 2
+        return self.data_scale * (noise / float(self.likelihood.noise)) ** power
+
+    def gaussians(self) -> Iterator[tuple[BlockGaussian, list[Block]]]:
+        """The Gaussian of each block; of all blocks together where the structure is joint."""
+        groups = [self.blocks] if self.curvature.joint else [[b] for b in self.blocks]
+        for index, blocks in enumerate(groups):
+            yield self._gaussian(index, blocks), blocks
+
+    def _gaussian(self, index: int, blocks: list[Block]) -> BlockGaussian:
+        prior = self.prior.of(blocks)
+        ratio = prior.ratio
+        structure = self.curvature.structures[index]
+        like = next(iter(structure.tensors().values()))
+        if ratio is not None:
+            ratio = ratio.to(like.device, like.dtype)
+            ratio = ratio if self.curvature.keep is None else ratio[self.curvature.keep]
+            ratio = blocks[0].to_native(ratio) if len(blocks) == 1 and self.curvature.keep is None else ratio
+        name = blocks[0].name if len(blocks) == 1 else "all layers together"
+        key = (index, None if ratio is None else hash_of(ratio))
+        if key not in self._decompositions:
+            self._decompositions[key] = structure.spectral(ratio, name)
+        size = self.curvature.record.data_size if self.damping == "factored" else None
+        return BlockGaussian(name, self._decompositions[key], prior.delta, ratio, self.scale, size)
+
+    # Weights
+
+    def mean(self) -> dict[str, Tensor]:
+        return {n: self.network.params[n].detach().clone() for n in self.names()}
+
+    def names(self) -> list[str]:
+        """Bayesian parameters in the network's order."""
+        chosen = {p.name for b in self.blocks for p in b.params}
+        return [n for n in self.network.params if n in chosen]
+
+    def variance(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for gaussian, blocks in self.gaussians():
+            found.update(self._spread(gaussian.variance(), blocks))
+        return {n: found[n] for n in self.names()}
+
+    def _spread(self, native: Tensor, blocks: list[Block]) -> dict[str, Tensor]:
+        """A native vector [..., *native] as parameters [..., *shape]; zero outside a mask."""
+        if len(blocks) == 1 and self.curvature.keep is None:
+            return blocks[0].scatter(blocks[0].to_flat(native))
+        flat = native
+        if self.curvature.keep is not None:
+            total = sum(b.size for b in blocks)
+            flat = native.new_zeros(*native.shape[:-1], total)
+            flat[..., self.curvature.keep] = native
+        pieces = flat.split([b.size for b in blocks], dim=-1)
+        return {n: v for b, piece in zip(blocks, pieces, strict=True) for n, v in b.scatter(piece).items()}
+
+    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        if num_samples < 1:
+            raise BadOption(f"num_samples={num_samples} is not positive.")
+        found: dict[str, Tensor] = {}
+        for gaussian, blocks in self.gaussians():
+            values = gaussian.spectral.values
+            device = values.device if generator is None else generator.device
+            shape = (num_samples, *gaussian.spectral.native)
+            noise = torch.randn(shape, generator=generator, device=device, dtype=values.dtype)
+            found.update(self._spread(gaussian.colour(noise.to(values.device)), blocks))
+        means = self.mean()
+        return {n: means[n] + found[n].to(means[n].dtype) for n in self.names()}
+
+    def covariance(self) -> Tensor:
+        size = sum(b.size for b in self.blocks)
+        needed = size * size * 8
+        if needed > COVARIANCE_LIMIT:
+            raise TooLarge(
+                f"the dense covariance of {size:,} weights needs {needed / 2**30:.1f} GiB (limit "
+                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
+            )
+        like = next(iter(self.network.params.values()))
+        total = torch.zeros(size, size, dtype=like.dtype, device=like.device)
+        start = 0
+        for gaussian, blocks in self.gaussians():
+            cov = dense(gaussian.spectral, 1 / gaussian.precision, 1 / gaussian.rest)
+            if gaussian.ratio is not None:
+                half = gaussian.ratio.rsqrt().flatten()
+                cov = half.unsqueeze(1) * cov * half
+            if self.curvature.keep is not None:
+                index = self.curvature.keep
+                total[index.unsqueeze(1), index] = cov.to(total.dtype)
+                continue
+            if len(blocks) == 1:
+                order = blocks[0].to_flat(torch.arange(blocks[0].size, device=cov.device).reshape(blocks[0].native))
+                cov = cov[order][:, order]
+            stop = start + len(cov)
+            total[start:stop, start:stop] = cov.to(total.dtype)
+            start = stop
+        order = self._network_order()
+        return total[order][:, order]
+
+    def _network_order(self) -> Tensor:
+        """Positions in the blocks' joined vector, in the order of the network's parameters."""
+        starts: dict[str, tuple[int, int]] = {}
+        at = 0
+        for block in self.blocks:
+            for p in block.params:
+                starts[p.name] = (at, p.numel)
+                at += p.numel
+        device = self.network.device
+        return torch.cat([torch.arange(s, s + n, device=device) for s, n in (starts[x] for x in self.names())])
+
+    # Predictions
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        method: Literal["linearised", "sampled"] | None = None,
+        link: Link = "mc",
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        joint: bool = False,
+    ) -> Prediction | JointPrediction:
+        """Predict for inputs or a loader.
+
+        ``"linearised"`` (default for outputs [N, C]) pushes the Gaussian through the network's Jacobian and is
+        a deterministic function of ``x``; ``num_samples`` (256) is then the number of fixed points of the Monte
+        Carlo link. ``"sampled"`` (default for dense outputs) averages ``num_samples`` (100) weight draws.
+        """
+        from whence.predictive.dispatch import predict
+
+        return predict(self, x, method, link, num_samples, generator, joint)
+
+    def draw(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> WeightDraws:
+        """Weight draws as functions x → raw outputs; keep them to use as an ensemble."""
+        return WeightDraws(self.network, self.sample(num_samples, generator=generator), self.likelihood)
+
+    def as_module(self, num_samples: int = 20, *, generator: torch.Generator | None = None) -> nn.Module:
+        """A module of ``num_samples`` fixed draws that returns (mean, uncertainty, epistemic)."""
+        from whence.predictive.serving import serve
+
+        return serve(self.draw(num_samples, generator=generator))
+
+    def where(self, x: Any = None) -> Where:
+        """Which layers hold the uncertainty: a table of layers, with shares for these inputs if given."""
+        from whence.where.table import where
+
+        return where(self, x)
+
+    # Hyperparameters
+
+    def log_evidence(self) -> Tensor:
+        """log p(D) ≈ log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], at the trained weights."""
+        from whence.posteriors.evidence import log_evidence
+
+        return log_evidence(self)
+
+    def with_prior(self, precision: Any) -> Laplace:
+        """The same curvature under another prior precision."""
+        return replace(self, prior=PriorPrecision.make(precision, self.blocks), tuning=None)
+
+    def with_data_scale(self, scale: float) -> Laplace:
+        """As if the data had been seen ``scale`` times (Ritter's section 3.4: N as a hyperparameter)."""
+        if not scale > 0:
+            raise BadOption(f"the data scale must be positive, not {scale}.")
+        return replace(self, data_scale=float(scale), tuning=None)
+
+    def tune(
+        self,
+        data: Any = None,
+        *,
+        per_layer: bool = False,
+        method: Literal["linearised", "sampled"] = "linearised",
+        data_scale: bool = True,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Laplace:
+        """Choose the prior precision (and data scale): by validation data, or without it by the evidence.
+
+        The result keeps its trace in ``.tuning``.
+        """
+        from whence.posteriors.tuning import tune
+
+        return tune(self, data, per_layer, method, data_scale, num_samples, generator, progress)
+
+    # More data
+
+    def update(self, data: Any, *, progress: bool = True) -> Laplace:
+        """The posterior after more data for the same network: curvature adds up."""
+        from whence.posteriors.more_data import update
+
+        return update(self, data, progress)
+
+    # Keeping
+
+    def save(self, path: str | Path) -> None:
+        from whence.io import save
+
+        save(self, path)
+
+    def to(self, *args: Any, **kwargs: Any) -> Laplace:
+        """A copy on another device or in another floating-point type."""
+        network = self.network.to(*args, **kwargs)
+        plan = Plan(network, self.blocks, self.plan.inspection)
+        structures = [s.to(*args, **kwargs) for s in self.curvature.structures]
+        keep = self.curvature.keep
+        keep = keep if keep is None else keep.to(network.device)
+        curvature = replace(self.curvature, structures=structures, keep=keep)
+        return replace(self, plan=plan, curvature=curvature, probe=None, _decompositions={})
+
+    def __repr__(self) -> str:
+        options = self.curvature.options
+        record = self.record
+        if self.tuning is None:
+            tuned = "not tuned: call .tune(validation_data)"
+        else:
+            tuned = f"tuned by {self.tuning.criterion}"
+        kinds: dict[str, int] = {}
+        for row in self.structures:
+            kinds[row.structure] = kinds.get(row.structure, 0) + 1
+        blocks = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        quality = f", training accuracy {record.accuracy:.1%}" if record.accuracy is not None else ""
+        return (
+            f"Laplace({options.structure}, {options.curvature}; {self.parameters:,} weights in {len(self.blocks)} "
+            f"blocks: {blocks}; {self.likelihood!r}; {record.data_size:,.0f} examples{quality}; prior precision "
+            f"{self.prior.describe()}, data scale {self.data_scale:.3g}; {tuned})"
+        )
+
+
+def hash_of(tensor: Tensor) -> int:
+    """A cheap key for the values of a tensor."""
+    return hash(tensor.detach().cpu().numpy().tobytes())
+
+
+def check_damping(damping: str, structure: str) -> str:
+    one_of(damping, ("exact", "factored"), "damping")
+    if damping == "factored" and structure != "kron":
+        raise BadOption(f"damping='factored' (eq. 9) is for structure='kron', not {structure!r}.")
+    return damping

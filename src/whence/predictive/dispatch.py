@@ -1,0 +1,115 @@
+"""The front door of prediction: options checked once, pieces put together."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from whence.batches import as_inputs, take, tensors_in
+from whence.errors import BadOption, one_of
+from whence.predictive import linearised
+from whence.predictive.links import LINKS, Link, predict_gaussian
+from whence.predictive.predictions import JointPrediction, Prediction, _Lazy
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace import Laplace
+
+LINK_POINTS = 256
+WEIGHT_DRAWS = 100
+KEEP_COVARIANCE = 64 * 2**20  # bytes of output covariance that a prediction keeps; beyond, it is computed again
+
+
+def predict(
+    posterior: Laplace,
+    x: Any,
+    method: str | None,
+    link: Link,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+    joint: bool,
+) -> Prediction | JointPrediction:
+    """See :meth:`whence.posteriors.laplace.Laplace.predict`."""
+    one_of(link, LINKS, "link")
+    if num_samples is not None and num_samples < 1:
+        raise BadOption(f"num_samples={num_samples} is not positive.")
+    if method is None:
+        method = "linearised" if joint or _flat_outputs(posterior, x) else "sampled"
+    one_of(method, ("linearised", "sampled"), "method")
+    if method == "sampled":
+        if joint:
+            raise BadOption("joint=True is for the linearised predictive; draws are joint by nature: see draw().")
+        if link != "mc":
+            raise BadOption(f"link={link!r} is for the linearised predictive; weight draws need no link.")
+        draws = posterior.draw(num_samples or WEIGHT_DRAWS, generator=generator)
+        wanted = any(t.requires_grad for t in tensors_in(x))
+        with torch.set_grad_enabled(wanted):
+            return draws.predict(x)
+    if generator is not None:
+        raise BadOption(
+            "generator has no effect on method='linearised', whose link uses fixed quasi-random points; use "
+            "method='sampled', or leave it out."
+        )
+    if joint:
+        return linearised.joint(posterior, x)
+    return _linearised(posterior, x, link, num_samples or LINK_POINTS)
+
+
+def _flat_outputs(posterior: Laplace, x: Any) -> bool:
+    """Whether outputs are [N, C]; only asked of inputs that can be looked at twice."""
+    if not (isinstance(x, (Tensor, tuple, dict))):
+        return True
+    network = posterior.network
+    piece = next(as_inputs(x, network.device, network.dtype, 1))
+    with torch.no_grad():
+        return network(take(piece, slice(0, 1))).dim() == 2
+
+
+def _linearised(posterior: Laplace, x: Any, link: Link, num_samples: int) -> Prediction:
+    found: list[Prediction] = []
+    kept: list[Tensor] = []
+    size = 0
+    for piece in linearised.pieces(posterior, x):
+        m = linearised.moments(posterior, piece)
+        size += m.cov.numel() * m.cov.element_size()
+        if size <= KEEP_COVARIANCE:
+            kept.append(m.cov)
+        found.append(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, num_samples, _replaced))
+
+    def covariance() -> Tensor:
+        if size <= KEEP_COVARIANCE:
+            return torch.cat(kept)
+        return torch.cat([linearised.moments(posterior, piece).cov for piece in linearised.pieces(posterior, x)])
+
+    return joined(found, posterior, covariance, link, num_samples)
+
+
+def _replaced() -> Tensor:
+    raise AssertionError("the covariance of a piece is asked of the whole")
+
+
+def joined(parts: list[Prediction], posterior: Laplace, covariance: Any, link: Link, num_samples: int) -> Prediction:
+    """Predictions of consecutive pieces as one."""
+    first = parts[0]
+    values: dict[str, Any] = {}
+    for f in fields(first):
+        value = getattr(first, f.name)
+        if isinstance(value, Tensor):
+            dim = 1 if f.name in ("samples", "noise_samples") else 0
+            values[f.name] = torch.cat([getattr(p, f.name) for p in parts], dim=dim)
+        elif f.name != "_lazy":
+            values[f.name] = value
+    if hasattr(first, "_lazy"):
+        lazy: _Lazy = first._lazy
+        samples = None
+        if lazy.samples is not None:
+            mean = values["logit_mean"]
+
+            def samples() -> Tensor:
+                again = predict_gaussian(posterior.likelihood, mean, covariance(), link, num_samples, covariance)
+                return again.samples  # type: ignore[union-attr, return-value]
+
+        values["_lazy"] = _Lazy(covariance, samples, lazy.why_not)
+    return type(first)(**values)

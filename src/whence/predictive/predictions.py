@@ -1,0 +1,290 @@
+"""What a prediction holds: one frozen class for each task. Entropies are in nats.
+
+Index legend: S samples, N examples, C classes, K outputs; dense outputs keep their further dimensions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from whence.errors import BadOption, NotDefined
+from whence.likelihoods import poisson_quantile
+
+
+def entropy_of(probs: Tensor, dim: int = -1) -> Tensor:
+    """−Σ p log p, with 0 log 0 = 0."""
+    return -(torch.xlogy(probs, probs)).sum(dim)
+
+
+def binary_entropy(p: Tensor) -> Tensor:
+    return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
+
+
+def check_level(level: float) -> float:
+    if not 0 < level < 1:
+        raise BadOption(f"level={level} is not between 0 and 1; 0.95 gives a 95 % interval.")
+    return level
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """What is computed only when asked for."""
+
+    covariance: Callable[[], Tensor] | None = None
+    samples: Callable[[], Tensor] | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class ClassificationPrediction:
+    """Class probabilities and where their uncertainty comes from."""
+
+    probs: Tensor  # (N, C)
+    logit_mean: Tensor  # (N, C)
+    _aleatoric: Tensor | None = field(default=None, repr=False)
+    _lazy: _Lazy = field(default=_Lazy(), repr=False)
+    class_dim: int = 1
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(self.class_dim)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest probability."""
+        return self.probs.amax(self.class_dim)
+
+    @functools.cached_property
+    def entropy(self) -> Tensor:
+        """Total uncertainty: entropy of the mean probabilities."""
+        return entropy_of(self.probs, self.class_dim)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected entropy over draws."""
+        if self._aleatoric is None:
+            raise NotDefined(self._lazy.why_not)
+        return self._aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Mutual information between label and weights: entropy − aleatoric."""
+        return self.entropy - self.aleatoric
+
+    @functools.cached_property
+    def logit_cov(self) -> Tensor:
+        """Covariance of the logits (N, C, C)."""
+        if self._lazy.covariance is None:
+            raise NotDefined("the covariance of the logits is there for outputs (N, C) only.")
+        return self._lazy.covariance()
+
+    @functools.cached_property
+    def samples(self) -> Tensor:
+        """Probabilities of each draw (S, N, C)."""
+        if self._lazy.samples is None:
+            raise NotDefined(self._lazy.why_not or "this prediction has no draws.")
+        return self._lazy.samples()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval of each class probability over the draws: (low, high)."""
+        tail = (1 - check_level(level)) / 2
+        low, high = quantiles(self.samples, (tail, 1 - tail))
+        return low, high
+
+
+@dataclass(frozen=True)
+class BinaryPrediction:
+    """Probability of 1 for each logit."""
+
+    probs: Tensor  # (N, K)
+    logit_mean: Tensor  # (N, K)
+    _aleatoric: Tensor | None = field(default=None, repr=False)
+    _lazy: _Lazy = field(default=_Lazy(), repr=False)
+
+    @property
+    def labels(self) -> Tensor:
+        return (self.probs > 0.5).long()
+
+    @property
+    def confidence(self) -> Tensor:
+        return torch.maximum(self.probs, 1 - self.probs)
+
+    @functools.cached_property
+    def entropy(self) -> Tensor:
+        """Total uncertainty of each label (N, K)."""
+        return binary_entropy(self.probs)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        if self._aleatoric is None:
+            raise NotDefined(self._lazy.why_not)
+        return self._aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self.entropy - self.aleatoric
+
+    @functools.cached_property
+    def logit_cov(self) -> Tensor:
+        """Covariance of the logits (N, K, K)."""
+        if self._lazy.covariance is None:
+            raise NotDefined("the covariance of the logits is there for outputs (N, K) only.")
+        return self._lazy.covariance()
+
+    @functools.cached_property
+    def samples(self) -> Tensor:
+        """Probabilities of each draw (S, N, K)."""
+        if self._lazy.samples is None:
+            raise NotDefined(self._lazy.why_not or "this prediction has no draws.")
+        return self._lazy.samples()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval of each probability over the draws: (low, high)."""
+        tail = (1 - check_level(level)) / 2
+        low, high = quantiles(self.samples, (tail, 1 - tail))
+        return low, high
+
+
+@dataclass(frozen=True)
+class RegressionPrediction:
+    """Mean and variance of the target: variance = aleatoric (noise) + epistemic (weights)."""
+
+    mean: Tensor  # (N, K)
+    aleatoric: Tensor  # (N, K)
+    epistemic: Tensor  # (N, K)
+    samples: Tensor | None = field(default=None, repr=False)  # means of each draw (S, N, K)
+    noise_samples: Tensor | None = field(default=None, repr=False)  # noise variances of each draw
+    _lazy: _Lazy = field(default=_Lazy(), repr=False)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    @functools.cached_property
+    def covariance(self) -> Tensor:
+        """Epistemic covariance of the outputs (N, K, K)."""
+        if self._lazy.covariance is None:
+            raise NotDefined("the covariance of the outputs is there for outputs (N, K) only.")
+        return self._lazy.covariance()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval of the target: (low, high); of the mixture over draws, where there are draws."""
+        tail = (1 - check_level(level)) / 2
+        if self.samples is None:
+            z = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
+            return self.mean - z * self.std, self.mean + z * self.std
+        noise = self.aleatoric if self.noise_samples is None else self.noise_samples
+        return (
+            mixture_quantile(self.samples, noise, self.mean, self.std, tail),
+            mixture_quantile(self.samples, noise, self.mean, self.std, 1 - tail),
+        )
+
+
+@dataclass(frozen=True)
+class CountPrediction:
+    """Counts: mean and variance of the target, and of its rate."""
+
+    mean: Tensor  # (N, K): expected count
+    epistemic: Tensor  # variance of the rate
+    samples: Tensor = field(repr=False)  # rates of each draw (S, N, K)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Expected variance of a Poisson count: its mean."""
+        return self.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval of the count under the mixture over draws: (low, high)."""
+        tail = (1 - check_level(level)) / 2
+        return self._quantile(tail), self._quantile(1 - tail)
+
+    def _quantile(self, level: float) -> Tensor:
+        rates = self.samples.double()
+        top = poisson_quantile(rates.amax(0), torch.full_like(rates[0], 0.99999))
+        low, high = torch.full_like(top, -1.0), top
+        while bool((high - low > 1).any()):
+            mid = ((low + high) / 2).floor()
+            above = torch.special.gammaincc(mid + 1, rates).mean(0) >= level
+            high, low = torch.where(above, mid, high), torch.where(above, low, mid)
+        return high.to(self.mean.dtype)
+
+
+@dataclass(frozen=True)
+class OutputPrediction:
+    """Mean and covariance of the raw outputs, for a likelihood that whence does not know."""
+
+    mean: Tensor  # (N, K)
+    variance: Tensor  # (N, K), of the outputs: all of it epistemic
+    samples: Tensor | None = field(default=None, repr=False)
+    _lazy: _Lazy = field(default=_Lazy(), repr=False)
+
+    @property
+    def epistemic(self) -> Tensor:
+        return self.variance
+
+    @functools.cached_property
+    def covariance(self) -> Tensor:
+        if self._lazy.covariance is None:
+            raise NotDefined("the covariance of the outputs is there for outputs (N, K) only.")
+        return self._lazy.covariance()
+
+
+@dataclass(frozen=True)
+class JointPrediction:
+    """One Gaussian over the outputs of all inputs together."""
+
+    mean: Tensor  # (N, C)
+    covariance: Tensor  # (N · C, N · C), example by example
+
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Outputs of all inputs drawn together (S, N, C)."""
+        from whence.linalg.dense import psd_root
+
+        root = psd_root(self.covariance)
+        noise = torch.randn(num_samples, len(root), generator=generator, dtype=root.dtype, device=root.device)
+        return self.mean + (noise @ root.mT).reshape(num_samples, *self.mean.shape)
+
+
+Prediction = ClassificationPrediction | BinaryPrediction | RegressionPrediction | CountPrediction | OutputPrediction
+
+
+def quantiles(samples: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """Quantiles over the first dimension, with linear interpolation (torch.quantile has a size limit)."""
+    ordered = samples.sort(0).values
+    places = torch.tensor(levels, dtype=torch.float64) * (len(ordered) - 1)
+    low = places.floor().long()
+    part = (places - low).to(samples.dtype)
+    high = (low + 1).clamp(max=len(ordered) - 1)
+    return torch.stack(
+        [ordered[a] * (1 - t) + ordered[b] * t for a, b, t in zip(low, high, part.to(samples.device), strict=True)]
+    )
+
+
+def mixture_quantile(means: Tensor, noise: Tensor, centre: Tensor, spread: Tensor, level: float) -> Tensor:
+    """Quantile of a mixture of normals over the draws, by bisection."""
+    low, high = centre - 12 * spread, centre + 12 * spread
+    scale = noise.sqrt()
+    for _ in range(60):
+        mid = (low + high) / 2
+        below = torch.special.ndtr((mid - means) / scale).mean(0) < level
+        low, high = torch.where(below, mid, low), torch.where(below, high, mid)
+    return (low + high) / 2

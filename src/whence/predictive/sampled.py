@@ -1,0 +1,98 @@
+"""Predictions by drawing weights: the same draw for the whole batch, many draws at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.batches import Inputs, as_inputs, size_of
+from whence.curvature.jacobian import budget
+from whence.functional import Network
+from whence.likelihoods import Likelihood
+from whence.predictive.links import predict_draws
+from whence.predictive.predictions import Prediction
+
+BATCH = 1024
+
+
+class WeightDraws(Sequence[Callable[[Any], Tensor]]):
+    """A fixed set of weight draws: a sequence of functions x → raw outputs, to be used as an ensemble."""
+
+    def __init__(self, network: Network, params: dict[str, Tensor], likelihood: Likelihood) -> None:
+        self.network, self.params, self.likelihood = network, params, likelihood
+        self._vectorised = True
+        self._largest: int | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.params.values())))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return WeightDraws(self.network, {n: p[index] for n, p in self.params.items()}, self.likelihood)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"draw {index} of {len(self)}")
+        weights = {name: value[index] for name, value in self.params.items()}
+
+        def function(x: Any) -> Tensor:
+            outputs = [self.network.functional(weights, piece) for piece in self._pieces(x)]
+            return torch.cat(outputs)
+
+        return function
+
+    def _pieces(self, x: Any) -> Iterator[Inputs]:
+        return as_inputs(x, self.network.device, self.network.dtype, BATCH)
+
+    def outputs(self, x: Any) -> Tensor:
+        """Raw outputs of every draw, [S, N, …]."""
+        return torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1)
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict with exactly these draws."""
+        return predict_draws(self.likelihood, self.outputs(x))
+
+    def _piece(self, inputs: Inputs) -> Tensor:
+        if self._vectorised:
+            try:
+                return self._together(inputs)
+            except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+                if "out of memory" in str(error):
+                    raise
+                self._vectorised = False
+        return torch.stack(
+            [self.network.functional({n: p[s] for n, p in self.params.items()}, inputs) for s in range(len(self))]
+        )
+
+    def _together(self, inputs: Inputs) -> Tensor:
+        step = self._chunk(inputs)
+        run = torch.func.vmap(self.network.functional, in_dims=(0, None))
+        pieces = [{n: p[i : i + step] for n, p in self.params.items()} for i in range(0, len(self), step)]
+        return torch.cat([run(piece, inputs) for piece in pieces])
+
+    def _chunk(self, inputs: Inputs) -> int:
+        """How many draws go through together, by the largest activation of one."""
+        if self._largest is None:
+            few = next(as_inputs(inputs, self.network.device, self.network.dtype, 1))
+            self._largest = largest_activation(self.network, few)
+        return max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
+
+
+def largest_activation(network: Network, inputs: Inputs) -> int:
+    """Bytes of the largest output of any module."""
+    largest = 0
+
+    def note(_module: Any, _args: Any, out: Any) -> None:
+        nonlocal largest
+        if isinstance(out, Tensor):
+            largest = max(largest, out.numel() * out.element_size())
+
+    handles = [module.register_forward_hook(note) for module in network.module.modules()]
+    try:
+        with torch.no_grad():
+            network(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return largest

@@ -1,0 +1,104 @@
+"""A plain module of fixed weight draws, for scripting, tracing and export."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import NotDefined
+from whence.functional import copy_module
+from whence.predictive.sampled import WeightDraws
+
+
+class Served(NamedTuple):
+    """What a serving module returns for each input."""
+
+    mean: Tensor  # probabilities, or the mean of the target
+    uncertainty: Tensor  # total: entropy in nats, or the variance of the target
+    epistemic: Tensor  # the part that the weights cause: mutual information, or variance
+
+
+class ServedClassifier(nn.Module):
+    """Probabilities, entropy and mutual information over an ensemble of draws."""
+
+    def __init__(self, members: list[nn.Module], class_dim: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.class_dim = class_dim
+
+    def forward(self, x: Tensor) -> Served:
+        outputs = []
+        for member in self.members:
+            outputs.append(torch.softmax(member(x), dim=self.class_dim))
+        probs = torch.stack(outputs)
+        mean = probs.mean(dim=0)
+        total = -(torch.xlogy(mean, mean)).sum(dim=self.class_dim)
+        inner = self.class_dim if self.class_dim < 0 else self.class_dim + 1
+        expected = -(torch.xlogy(probs, probs)).sum(dim=inner).mean(dim=0)
+        return Served(mean, total, total - expected)
+
+
+class ServedBinary(nn.Module):
+    """Probabilities of 1, entropy and mutual information over an ensemble of draws."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Served:
+        outputs = []
+        for member in self.members:
+            outputs.append(torch.sigmoid(member(x)))
+        probs = torch.stack(outputs)
+        mean = probs.mean(dim=0)
+        total = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean))
+        expected = -(torch.xlogy(probs, probs) + torch.xlogy(1 - probs, 1 - probs)).mean(dim=0)
+        return Served(mean, total, total - expected)
+
+
+class ServedRegressor(nn.Module):
+    """Mean, variance with noise, and variance without it, over an ensemble of draws."""
+
+    def __init__(self, members: list[nn.Module], noise: Tensor) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.noise_variance: Tensor
+        self.register_buffer("noise_variance", noise)
+
+    def forward(self, x: Tensor) -> Served:
+        outputs = []
+        for member in self.members:
+            outputs.append(member(x))
+        stacked = torch.stack(outputs)
+        epistemic = stacked.var(dim=0, correction=0)
+        return Served(stacked.mean(dim=0), epistemic + self.noise_variance, epistemic)
+
+
+def serve(draws: WeightDraws) -> nn.Module:
+    """One copy of the network for each draw, behind a module that combines them."""
+    from whence.likelihoods import Categorical, Gaussian
+
+    members = [member(draws, s) for s in range(len(draws))]
+    likelihood = draws.likelihood
+    if isinstance(likelihood, Categorical):
+        return ServedClassifier(members, likelihood.class_dim).eval()
+    if likelihood.task == "binary":
+        return ServedBinary(members).eval()
+    if isinstance(likelihood, Gaussian):
+        noise = likelihood.noise.square().to(draws.network.device, draws.network.dtype)
+        return ServedRegressor(members, noise).eval()
+    raise NotDefined(
+        f"as_module() knows classification, binary and Gaussian likelihoods, not {likelihood!r}; see draw()."
+    )
+
+
+def member(draws: WeightDraws, index: int) -> nn.Module:
+    """The network with one draw's weights."""
+    module = copy_module(draws.network.module)
+    params = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, values in draws.params.items():
+            params[name].copy_(values[index])
+    return module.requires_grad_(False).eval()

@@ -1,0 +1,64 @@
+"""Random numbers that belong to an example, not to its batch; and fixed quasi-random normals."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """The two's complement of a 64-bit constant, as torch's int64 wants it."""
+    value &= _MASK
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64, a bijection of 64-bit integers with full avalanche."""
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def example_uniform(seed: int, draw: int, offset: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, offset + n) only."""
+    count = int(torch.Size(shape[1:]).numel())
+    rows = torch.arange(offset, offset + shape[0], device=device).unsqueeze(1)
+    golden = _signed(0x9E3779B97F4A7C15)
+    start = _mix(torch.tensor(_signed(seed + golden * (draw + 1)), device=device))
+    keys = _mix(start + golden * (rows + 1))
+    bits = _mix(keys + golden * (torch.arange(count, device=device) + 1))
+    return ((_shift(bits, 11).double() + 0.5) / 2.0**53).reshape(shape)
+
+
+def normal_from_uniform(uniform: Tensor) -> Tensor:
+    """Standard normal numbers by the inverse distribution function."""
+    return torch.special.ndtri(uniform.double())
+
+
+def seed_from(generator: torch.Generator | None) -> int:
+    """A seed drawn from the generator (torch's default one if None)."""
+    device = generator.device if generator is not None else "cpu"
+    return int(torch.randint(2**62, (1,), generator=generator, device=device))
+
+
+@functools.lru_cache(maxsize=16)
+def _sobol_normals(count: int, dims: int) -> Tensor:
+    engine = torch.quasirandom.SobolEngine(dims, scramble=True, seed=20180430)
+    points = engine.draw(count, dtype=torch.float64).clamp(1e-9, 1 - 1e-9)
+    normals = normal_from_uniform(points)
+    normals = normals - normals.mean(0)
+    return normals / normals.std(0, correction=0).clamp(min=1e-12)
+
+
+def quasi_normals(count: int, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The same ``count`` standard normal points in ``dims`` dimensions every time, [S, dims]."""
+    return _sobol_normals(count, dims).to(device, dtype)

@@ -1,0 +1,1 @@
+"""Where in the network the uncertainty sits: tables."""
