@@ -63,7 +63,8 @@ class CalledUse:
         """Matrix: [E, N, T, D]; element: [N, T, F]; embedding: indices [N, T]."""
         if self._features is None:
             with torch.set_grad_enabled(self.keep_graph):
-                self._features = self._examples_first()
+                found = self._examples_first()
+            self._features = found if self.keep_graph else found.detach()
         return self._features
 
     def _examples_first(self) -> Tensor:
