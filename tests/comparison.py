@@ -41,9 +41,9 @@ def output_hessian(case: Case) -> Tensor:
     return slow_likelihoods.hessian_for(case.likelihood, slow.outputs(case.model, case.x), NOISE)
 
 
-def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-8) -> None:
+def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-8, floor: float = 1e-300) -> None:
     """Relative to the size of what is wanted."""
     assert got.shape == wanted.shape, f"{tuple(got.shape)} is not {tuple(wanted.shape)}"
     error = float((got - wanted).norm())
     scale = float(wanted.norm())
-    assert error <= tolerance * scale + 1e-300, f"relative error {error / max(scale, 1e-300):.3g}"
+    assert error <= tolerance * scale + floor, f"relative error {error / max(scale, 1e-300):.3g}"
