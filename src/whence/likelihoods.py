@@ -40,8 +40,12 @@ class Likelihood(ABC):
         return match_shape(outputs, targets, type(self).__name__, index)
 
     @abstractmethod
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log likelihood of each label or value of each example, [N, L], with all constants."""
+
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Negative log likelihood of each example, [N], with all constants."""
+        """Negative log likelihood of each example, [N]."""
+        return self.elements(outputs, targets).sum(1)
 
     @abstractmethod
     def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -142,12 +146,12 @@ class Categorical(Likelihood):
     def mask(self, targets: Tensor) -> Tensor:
         return targets != self.ignore_index
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         flat = self.flatten(outputs)
         loss = F.cross_entropy(
             flat.reshape(-1, flat.shape[-1]), targets.reshape(-1), ignore_index=self.ignore_index, reduction="none"
         )
-        return loss.reshape(flat.shape[:2]).sum(1)
+        return loss.reshape(flat.shape[:2])
 
     def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """diag(√p) − p √pᵀ, turned by the Householder reflection that sends e_C to √p.
@@ -202,9 +206,8 @@ class Bernoulli(_Diagonal):
             raise BadData(f"batch {index}: binary targets lie between 0 and 1, but {bad:g} was met.")
         return targets
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-        return loss.reshape(len(loss), -1).sum(1)
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").flatten(1)
 
     def weight(self, outputs: Tensor) -> Tensor:
         p = self.flatten(outputs).sigmoid()
@@ -236,10 +239,10 @@ class Gaussian(_Diagonal):
             raise BadData(f"{len(self.noise)} noise values for {flat.shape[-1]} outputs.")
         return self.noise.to(flat.device, flat.dtype).square().expand_as(flat)
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         var = self.variance(outputs)
         squares = (self.flatten(outputs) - self.flatten(targets)).square()
-        return (0.5 * squares / var + 0.5 * torch.log(2 * math.pi * var)).flatten(1).sum(1)
+        return (0.5 * squares / var + 0.5 * torch.log(2 * math.pi * var)).flatten(1)
 
     def weight(self, outputs: Tensor) -> Tensor:
         return 1 / self.variance(outputs)
@@ -271,9 +274,9 @@ class HeteroscedasticGaussian(_Diagonal):
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         return match_shape(self.halves(outputs)[0], targets.reshape(len(targets), -1), type(self).__name__, index)
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, log_var = self.halves(outputs)
-        return (0.5 * (math.log(2 * math.pi) + log_var + (targets - mean).square() * (-log_var).exp())).sum(1)
+        return 0.5 * (math.log(2 * math.pi) + log_var + (targets - mean).square() * (-log_var).exp())
 
     def weight(self, outputs: Tensor) -> Tensor:
         _, log_var = self.halves(outputs)
@@ -296,9 +299,8 @@ class Poisson(_Diagonal):
             raise BadData(f"batch {index}: Poisson targets are counts (0, 1, 2, …); another value was met.")
         return targets
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = outputs.exp() - targets * outputs + torch.lgamma(targets + 1)
-        return loss.reshape(len(loss), -1).sum(1)
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.exp() - targets * outputs + torch.lgamma(targets + 1)).flatten(1)
 
     def weight(self, outputs: Tensor) -> Tensor:
         return self.flatten(outputs).exp()
@@ -327,14 +329,14 @@ class Custom(Likelihood):
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         return targets
 
-    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = self._nll(outputs, targets)
         if loss.shape != outputs.shape[:1]:
             raise BadData(
                 f"the negative log likelihood must return one number for each example ([{len(outputs)}]); "
                 f"it returned {list(loss.shape)}. Sum over outputs, not over examples."
             )
-        return loss
+        return loss.unsqueeze(1)
 
     def hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         def one(f: Tensor, y: Tensor) -> Tensor:

@@ -20,10 +20,9 @@ from whence.errors import BadOption, Notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
 from whence.predictive import linearised
-from whence.predictive.links import predict_draws, predict_gaussian
-from whence.predictive.predictions import Prediction
 from whence.predictive.projection import project
-from whence.predictive.score import negative_log_likelihood
+from whence.predictive.score import gaussian_losses, mixture_loss
+from whence.randomness import seed_from
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 DECADE = math.log(10)
 POINTS = 128  # fixed points of the Monte Carlo link while tuning
 DRAWS = 20  # weight draws while tuning the sampled predictive
-EDGE_LIMIT = 12 * DECADE
+WIDEST = 24  # values of one hyperparameter beyond which a grid is not widened
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,6 @@ class _Search:
         self.start, self.data, self.method = posterior, data, method
         self.scales = data_scale
         self.num_samples = num_samples or (POINTS if method == "linearised" else DRAWS)
-        from whence.randomness import seed_from
-
         self.seed = seed_from(generator) if method == "sampled" else 0
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
@@ -133,8 +130,10 @@ class _Search:
         )
 
     def _grid(self, posterior: Laplace, layer: str) -> tuple[float, float]:
-        """Coarse grid, widened at its edges, then twice refined."""
-        rs = [k * DECADE for k in range(-4, 5)]
+        """A grid that does not depend on where tuning starts, widened at its edges, then refined."""
+        present = posterior.prior.flat([p for b in posterior.blocks for p in b.params]) / posterior.data_scale
+        start = float(present.log().mean())
+        rs = [2 * k * DECADE - start for k in range(-3, 6)]
         ss = [k * DECADE for k in (-2, -1, 0, 1, 2)] if self.scales else [0.0]
         self.scores = {}
         self._score(posterior, rs, ss)
@@ -147,7 +146,7 @@ class _Search:
             rs, ss = sorted(rs + wider_r), sorted(ss + wider_s)
             self._score(posterior, wider_r or rs, ss)
             self._score(posterior, rs, wider_s or ss)
-        for step in (DECADE / 3, DECADE / 9):
+        for step in (DECADE, DECADE / 3, DECADE / 9):
             r, s = self._best()
             near = [s - step, s, s + step] if self.scales else [s]
             self._score(posterior, [r - step, r, r + step], near)
@@ -180,14 +179,14 @@ class _Search:
                 mean, covs = _covariances(posterior, piece, rs)
                 targets = posterior.likelihood.check(mean, targets, batch.index)
                 for i, cov in enumerate(covs):
-                    for j, s in enumerate(ss):
-                        total[i, j] += self._loss(posterior, mean, cov * math.exp(-s), targets)
+                    total[i] += self._losses(posterior, mean, cov, targets, [math.exp(s) for s in ss]).cpu()
             count += seen
         return total / count
 
-    def _loss(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor) -> float:
-        prediction = predict_gaussian(posterior.likelihood, mean, cov, "mc", self.num_samples, lambda: cov)
-        return float(negative_log_likelihood(posterior.likelihood, prediction, targets).double().sum())
+    def _losses(
+        self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]
+    ) -> Tensor:
+        return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
 
     def _sampled(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
         total = torch.zeros(len(rs), len(ss), dtype=torch.float64)
@@ -201,9 +200,7 @@ class _Search:
                         outputs = draws.outputs(_one(batch.inputs))
                     assert batch.targets is not None
                     targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
-                    prediction: Prediction = predict_draws(posterior.likelihood, outputs)
-                    loss = negative_log_likelihood(posterior.likelihood, prediction, targets)
-                    total[i, j] += float(loss.double().sum())
+                    total[i, j] += float(mixture_loss(posterior.likelihood, outputs, targets).double().sum())
                     count += len(outputs[0])
                 total[i, j] /= count
         return torch.nan_to_num(total, nan=float("inf"))
@@ -245,7 +242,7 @@ class _Search:
                 mean, rest, covs = _one_layer(posterior, piece, layer, moves)
                 targets = posterior.likelihood.check(mean, targets, batch.index)
                 for move, cov in zip(moves, covs, strict=True):
-                    totals[move] += self._loss(posterior, mean, rest + cov, targets)
+                    totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]))
             count += seen
         return {move: total / count for move, total in totals.items()}
 
@@ -262,10 +259,12 @@ def _one(inputs: Any) -> Any:
 
 def _beyond(best: float, values: list[float]) -> list[float]:
     """New values past the edge that the best one lies on."""
-    if best == values[0] and best > -EDGE_LIMIT:
-        return [best - 2 * DECADE, best - DECADE]
-    if best == values[-1] and best < EDGE_LIMIT:
-        return [best + DECADE, best + 2 * DECADE]
+    if len(values) > WIDEST:
+        return []
+    if best == values[0]:
+        return [best - 4 * DECADE, best - 2 * DECADE]
+    if best == values[-1]:
+        return [best + 2 * DECADE, best + 4 * DECADE]
     return []
 
 

@@ -1,54 +1,41 @@
-"""Negative log likelihood of targets under a prediction."""
+"""Negative log likelihood of targets under a predictive distribution, on a grid of data scales.
+
+Index legend: S samples, N examples, C outputs, L labels or values of an example.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from whence.errors import NotDefined
-from whence.likelihoods import Categorical, Likelihood
-from whence.predictive.predictions import (
-    BinaryPrediction,
-    ClassificationPrediction,
-    CountPrediction,
-    Prediction,
-    RegressionPrediction,
-)
+from whence.likelihoods import Gaussian, Likelihood
+from whence.linalg.dense import psd_root
+from whence.randomness import quasi_normals
 
 
-def negative_log_likelihood(likelihood: Likelihood, prediction: Prediction, targets: Tensor) -> Tensor:
-    """−log p(y) of each example, [N]; ``targets`` as :meth:`Likelihood.check` returns them."""
-    if isinstance(prediction, ClassificationPrediction):
-        assert isinstance(likelihood, Categorical)
-        probs = likelihood.flatten(prediction.probs).clamp(min=torch.finfo(prediction.probs.dtype).tiny)
-        keep = targets != likelihood.ignore_index
-        chosen = probs.gather(-1, (targets * keep).clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return -(chosen.log() * keep).sum(1)
-    if isinstance(prediction, BinaryPrediction):
-        tiny = torch.finfo(prediction.probs.dtype).tiny
-        p = prediction.probs.clamp(min=tiny)
-        q = (1 - prediction.probs).clamp(min=tiny)
-        return -(targets * p.log() + (1 - targets) * q.log()).flatten(1).sum(1)
-    if isinstance(prediction, RegressionPrediction):
-        return _regression(prediction, targets)
-    if isinstance(prediction, CountPrediction):
-        rates = prediction.samples
-        log_p = targets * rates.log() - rates - torch.lgamma(targets + 1)
-        return -(log_p.logsumexp(0) - math.log(len(rates))).flatten(1).sum(1)
-    raise NotDefined(
-        "the predictive likelihood of your own Likelihood is not known to whence, so it cannot be tuned on validation "
-        "data; tune() without data uses the evidence."
-    )
+def mixture_loss(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log of the mean likelihood over draws of the outputs [S, N, …], summed over labels: [N]."""
+    count = len(outputs)
+    repeated = targets.unsqueeze(0).expand(count, *targets.shape).flatten(0, 1)
+    elements = likelihood.elements(outputs.flatten(0, 1), repeated)
+    log_p = -elements.reshape(count, outputs.shape[1], -1)
+    return -(log_p.logsumexp(0) - math.log(count)).sum(1)
 
 
-def _regression(prediction: RegressionPrediction, targets: Tensor) -> Tensor:
-    targets = targets.reshape(prediction.mean.shape)
-    if prediction.samples is None:
-        variance = prediction.variance
-        off = (targets - prediction.mean).square()
-        return (0.5 * off / variance + 0.5 * torch.log(2 * math.pi * variance)).flatten(1).sum(1)
-    noise = prediction.aleatoric if prediction.noise_samples is None else prediction.noise_samples
-    log_p = -0.5 * (targets - prediction.samples).square() / noise - 0.5 * torch.log(2 * math.pi * noise)
-    return -(log_p.logsumexp(0) - math.log(len(log_p))).flatten(1).sum(1)
+def gaussian_losses(
+    likelihood: Likelihood, mean: Tensor, cov: Tensor, targets: Tensor, scales: Sequence[float], count: int
+) -> Tensor:
+    """Summed loss of a Gaussian over outputs [N, C] whose covariance is divided by each scale, [len(scales)]."""
+    if isinstance(likelihood, Gaussian):
+        variance = cov.diagonal(dim1=-2, dim2=-1)
+        noise = likelihood.variance(mean).reshape(mean.shape)
+        off = (targets.reshape(mean.shape) - mean).square()
+        totals = [noise + variance / s for s in scales]
+        return torch.stack([(0.5 * off / v + 0.5 * torch.log(2 * math.pi * v)).double().sum() for v in totals])
+    points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
+    spread = torch.einsum("ncd,sd->snc", psd_root(cov), points)
+    losses = [mixture_loss(likelihood, mean + spread / math.sqrt(s), targets) for s in scales]
+    return torch.stack([loss.double().sum() for loss in losses])

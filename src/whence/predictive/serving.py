@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from whence.errors import NotDefined
 from whence.functional import copy_module
+from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from whence.predictive.sampled import WeightDraws
 
 
@@ -76,10 +77,40 @@ class ServedRegressor(nn.Module):
         return Served(stacked.mean(dim=0), epistemic + self.noise_variance, epistemic)
 
 
+class ServedHeteroscedastic(nn.Module):
+    """The same where the network gives means and log variances of the noise."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Served:
+        outputs = []
+        for member in self.members:
+            outputs.append(member(x))
+        means, log_vars = torch.stack(outputs).chunk(2, dim=-1)
+        epistemic = means.var(dim=0, correction=0)
+        return Served(means.mean(dim=0), epistemic + log_vars.exp().mean(dim=0), epistemic)
+
+
+class ServedCounts(nn.Module):
+    """Expected count, its variance, and the variance of the rate, over an ensemble of draws."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Served:
+        outputs = []
+        for member in self.members:
+            outputs.append(torch.exp(member(x)))
+        rates = torch.stack(outputs)
+        epistemic = rates.var(dim=0, correction=0)
+        return Served(rates.mean(dim=0), rates.mean(dim=0) + epistemic, epistemic)
+
+
 def serve(draws: WeightDraws) -> nn.Module:
     """One copy of the network for each draw, behind a module that combines them."""
-    from whence.likelihoods import Categorical, Gaussian
-
     members = [member(draws, s) for s in range(len(draws))]
     likelihood = draws.likelihood
     if isinstance(likelihood, Categorical):
@@ -89,9 +120,11 @@ def serve(draws: WeightDraws) -> nn.Module:
     if isinstance(likelihood, Gaussian):
         noise = likelihood.noise.square().to(draws.network.device, draws.network.dtype)
         return ServedRegressor(members, noise).eval()
-    raise NotDefined(
-        f"as_module() knows classification, binary and Gaussian likelihoods, not {likelihood!r}; see draw()."
-    )
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return ServedHeteroscedastic(members).eval()
+    if likelihood.task == "count":
+        return ServedCounts(members).eval()
+    raise NotDefined(f"as_module() does not know how to combine the outputs of {likelihood!r}; see draw().")
 
 
 def member(draws: WeightDraws, index: int) -> nn.Module:

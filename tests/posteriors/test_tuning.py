@@ -1,0 +1,196 @@
+"""Tuning by validation data and by the evidence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.comparison import close, fitted
+from tests.reference.networks import ALL
+from whence.likelihoods import Gaussian
+from whence.posteriors.evidence import log_evidence
+from whence.predictive.linearised import moments
+
+
+def trained(seed: int = 0, hidden: int = 16) -> tuple[nn.Module, tuple, tuple]:
+    """A small classifier, fitted too closely to noisy data."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(300, 4, generator=generator).double()
+    y = ((x[:, 0] + x[:, 1] ** 2 - 1 + 0.5 * torch.randn(300, generator=generator)) > 0).long()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x[:150]), y[:150]).backward()
+        optimiser.step()
+    return model, (x[:150], y[:150]), (x[150:], y[150:])
+
+
+def validation_loss(posterior: whence.Laplace, data: tuple) -> float:
+    x, y = data
+    probs = posterior.predict(x, num_samples=128).probs
+    return float(nn.functional.nll_loss(probs.log(), y))
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
+def test_variance_scales_with_prior_and_data(structure: str) -> None:
+    """V(δ, s) = V(δ / s, 1) / s, which tuning rests on."""
+    case = ALL["conv2d"](0)
+    posterior = fitted(case, structure=structure, rank=10)
+    both = moments(posterior.with_prior(3.0).with_data_scale(5.0), case.x).cov
+    one = moments(posterior.with_prior(3.0 / 5.0), case.x).cov
+    close(both, one / 5.0)
+
+
+def test_the_trace_holds_what_a_full_prediction_gives() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    tuned = posterior.tune(validation)
+    assert tuned.tuning is not None
+    for trial in tuned.tuning.trials[::9]:
+        direct = posterior.with_prior(trial.prior_factor).with_data_scale(trial.data_scale)
+        assert validation_loss(direct, validation) == pytest.approx(trial.score, rel=1e-4)
+    assert validation_loss(tuned, validation) == pytest.approx(tuned.tuning.score, rel=1e-4)
+
+
+def test_validation_tuning_beats_every_neighbour_and_the_start() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    tuned = posterior.tune(validation)
+    best = validation_loss(tuned, validation)
+    assert best <= validation_loss(posterior, validation)
+    plain = float(nn.functional.cross_entropy(model(validation[0]), validation[1]))
+    assert best < plain, "an overfitted network must gain"
+    delta, scale = float(tuned.prior_precision), tuned.data_scale
+    for factor in (0.5, 2.0):
+        assert best <= validation_loss(tuned.with_prior(delta * factor).with_data_scale(scale), validation) + 1e-4
+        moved = tuned.with_prior(delta * factor).with_data_scale(scale * factor)
+        assert best <= validation_loss(moved, validation) + 1e-4
+
+
+@pytest.mark.parametrize("start", [1e-6, 1.0, 1e6])
+def test_no_optimum_is_left_on_the_edge(start: float) -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=start)
+    tuned = posterior.tune(validation, data_scale=False)
+    assert tuned.tuning is not None
+    factors = sorted({t.prior_factor for t in tuned.tuning.trials})
+    best = min(tuned.tuning.trials, key=lambda t: t.score)
+    assert factors[0] < best.prior_factor < factors[-1]
+    reference = whence.laplace(model, train, likelihood="classification").tune(validation, data_scale=False)
+    assert math.log(float(tuned.prior_precision) / float(reference.prior_precision)) == pytest.approx(0, abs=0.8)
+
+
+def test_per_layer_tuning_is_no_worse() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    shared = posterior.tune(validation)
+    layered = posterior.tune(validation, per_layer=True)
+    assert layered.tuning.score <= shared.tuning.score
+    assert validation_loss(layered, validation) == pytest.approx(layered.tuning.score, rel=1e-4)
+    assert len({v for v in layered.prior.values.values()}) > 1
+
+
+def test_sampled_tuning() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    tuned = posterior.tune(validation, method="sampled", generator=torch.Generator().manual_seed(0))
+
+    def loss(p: whence.Laplace) -> float:
+        probs = p.predict(validation[0], method="sampled", generator=torch.Generator().manual_seed(1)).probs
+        return float(nn.functional.nll_loss(probs.log(), validation[1]))
+
+    assert loss(tuned) < loss(posterior)
+    assert tuned.tuning.method == "sampled"
+
+
+@pytest.mark.filterwarnings("ignore::whence.errors.Notice")
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "block", "ekfac", "lowrank"])
+def test_the_evidence_is_at_its_maximum(structure: str) -> None:
+    model, train, _ = trained()
+    posterior = whence.laplace(model.double(), train, likelihood="classification", structure=structure, rank=30)
+    tuned = posterior.tune()
+    delta = float(tuned.prior_precision)
+    top = float(log_evidence(tuned))
+    assert top >= float(log_evidence(posterior))
+    for factor in (0.9, 1.1):
+        assert float(log_evidence(tuned.with_prior(delta * factor))) < top
+    gamma = sum(float(g.effective_parameters()) for g, _ in tuned.gaussians())
+    squares = sum(float(p.double().square().sum()) for p in tuned.mean().values())
+    assert delta == pytest.approx(gamma / squares, rel=1e-6), "MacKay's fixed point"
+
+
+@pytest.mark.filterwarnings("ignore::whence.errors.Notice")
+@pytest.mark.parametrize("structure", ["kron", "full", "block"])
+def test_the_evidence_per_layer(structure: str) -> None:
+    model, train, _ = trained()
+    posterior = whence.laplace(model.double(), train, likelihood="classification", structure=structure)
+    shared, layered = posterior.tune(), posterior.tune(per_layer=True)
+    assert float(log_evidence(layered)) > float(log_evidence(shared))
+    top = float(log_evidence(layered))
+    for block in layered.blocks:
+        for factor in (0.8, 1.25):
+            values = {n: v * (factor if any(n == p.name for p in block.params) else 1) for n, v in layered.prior.values.items()}
+            assert float(log_evidence(layered.with_prior(values))) < top + 1e-9
+
+
+def test_evidence_with_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(80, 1, generator=generator).double() * 4 - 2
+    y = x.sin() + 0.2 * torch.randn(80, 1, generator=generator).double()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    optimiser = torch.optim.Adam(model.parameters(), lr=2e-2)
+    for _ in range(800):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimiser.step()
+    posterior = whence.laplace(model, (x, y), likelihood="regression", structure="full")
+    rms = float((model(x) - y).square().mean().sqrt())
+    assert float(posterior.likelihood.noise) == pytest.approx(rms, rel=1e-6)
+    tuned = posterior.tune()
+    noise = float(tuned.likelihood.noise)
+    assert rms < noise < 0.4
+    from dataclasses import replace
+
+    top = float(log_evidence(tuned))
+    for factor in (0.95, 1.05):
+        other = replace(tuned, likelihood=Gaussian(noise * factor))
+        assert float(log_evidence(other)) < top
+        fresh = whence.laplace(
+            model, (x, y), likelihood=Gaussian(noise * factor), structure="full", prior_precision=tuned.prior_precision
+        )
+        assert float(log_evidence(fresh)) == pytest.approx(float(log_evidence(other)), rel=1e-9)
+
+
+def test_evidence_that_harms_warns() -> None:
+    """A network stopped early, whose weights are small: the evidence wants a broad prior."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(400, 30, generator=generator)
+    y = (x[:, :10].sum(1) > 0).long()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(30, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 2))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    posterior = whence.laplace(model, (x, y), likelihood="classification", structure="diag")
+    assert posterior.record.accuracy > 0.97
+    with pytest.warns(whence.errors.Notice, match="underconfident.*validation"):
+        posterior.tune()
+
+
+def test_validation_at_once_and_the_repr() -> None:
+    model, train, validation = trained()
+    untuned = whence.laplace(model, train, likelihood="classification")
+    assert "not tuned" in repr(untuned)
+    tuned = whence.laplace(model, train, likelihood="classification", validation=validation)
+    assert "tuned by validation" in repr(tuned)
+    assert tuned.prior_precision == untuned.tune(validation).prior_precision
+

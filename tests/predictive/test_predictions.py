@@ -1,0 +1,254 @@
+"""Links, splits, intervals, gradients and draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.comparison import bayesian, close, fitted
+from tests.reference import curvature as slow
+from tests.reference import posterior as slow_posterior
+from tests.reference.networks import ALL
+
+
+def moments(case, posterior):
+    jac = slow.jacobian(case.model, bayesian(case), case.x)
+    return slow.outputs(case.model, case.x), slow_posterior.linearised_covariance(jac, posterior.covariance())
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "self_attention", "tied_embedding", "lstm"])
+def test_links(name: str) -> None:
+    case = ALL[name](0)
+    posterior = fitted(case, prior_precision=0.5)
+    mean, cov = moments(case, posterior)
+    close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_softmax(mean, cov))
+    close(posterior.predict(case.x, link="bridge").probs, slow_posterior.bridge_softmax(mean, cov), 1e-7)
+    wanted = slow_posterior.softmax_monte_carlo(mean, cov, draws=200_000)
+    got = posterior.predict(case.x, num_samples=4096).probs
+    assert float((got - wanted).abs().max()) < 0.01
+
+
+def test_binary_links() -> None:
+    case = ALL["multilabel_head"](0)
+    posterior = fitted(case, prior_precision=0.5)
+    mean, cov = moments(case, posterior)
+    close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_sigmoid(mean, cov))
+    wanted = slow_posterior.sigmoid_monte_carlo(mean, cov, draws=200_000)
+    assert float((posterior.predict(case.x, num_samples=4096).probs - wanted).abs().max()) < 0.01
+    with pytest.raises(whence.errors.BadOption, match="several classes"):
+        posterior.predict(case.x, link="bridge")
+
+
+@pytest.mark.parametrize("method", ["linearised", "sampled"])
+@pytest.mark.parametrize("name", ["mlp", "multilabel_head"])
+def test_total_is_aleatoric_plus_epistemic(name: str, method: str) -> None:
+    case = ALL[name](1)
+    prediction = fitted(case).predict(case.x, method=method)
+    close(prediction.entropy, prediction.aleatoric + prediction.epistemic)
+    assert bool((prediction.epistemic > -1e-12).all())
+    close(prediction.probs, prediction.samples.mean(0))
+    low, high = prediction.interval(0.9)
+    inside = ((prediction.samples >= low) & (prediction.samples <= high)).double().mean(0)
+    assert float(inside.min()) > 0.87
+    assert float(inside.max()) < 0.93
+
+
+def test_linearised_predict_is_a_function_of_x() -> None:
+    case = ALL["mlp"](2)
+    posterior = fitted(case)
+    torch.manual_seed(1)
+    first = posterior.predict(case.x).probs
+    torch.manual_seed(2)
+    assert torch.equal(posterior.predict(case.x).probs, first)
+
+
+@pytest.mark.parametrize("name", ["regression_1", "regression_2"])
+def test_regression(name: str) -> None:
+    case = ALL[name](3)
+    posterior = fitted(case)
+    mean, cov = moments(case, posterior)
+    prediction = posterior.predict(case.x)
+    wanted_mean, wanted_variance = slow_posterior.gaussian_predictive(mean, cov, 0.7)
+    close(prediction.mean, wanted_mean)
+    close(prediction.variance, wanted_variance)
+    low, high = prediction.interval(0.95)
+    close((high - low) / 2, 1.959963984540054 * prediction.std, 1e-6)
+    drawn = posterior.predict(case.x, method="sampled", num_samples=2000)
+    low, high = drawn.interval(0.9)
+    noise = 0.7 * torch.randn(2000, *drawn.mean.shape, generator=torch.Generator().manual_seed(0)).double()
+    targets = drawn.samples + noise
+    inside = ((targets >= low) & (targets <= high)).double().mean(0)
+    assert float((inside - 0.9).abs().max()) < 0.03
+
+
+def test_counts() -> None:
+    case = ALL["poisson"](4)
+    posterior = fitted(case, prior_precision=5.0)
+    mean, cov = moments(case, posterior)
+    prediction = posterior.predict(case.x, num_samples=2048)
+    variance = cov.diagonal(dim1=1, dim2=2)
+    close(prediction.mean, (mean + variance / 2).exp())
+    close(prediction.samples.mean(0), prediction.mean, 0.05)
+    low, high = prediction.interval(0.9)
+    counts = torch.poisson(prediction.samples, generator=torch.Generator().manual_seed(0))
+    inside = ((counts >= low) & (counts <= high)).double().mean(0)
+    assert float(inside.min()) > 0.88
+
+
+@pytest.mark.parametrize("method", ["linearised", "sampled"])
+def test_heteroscedastic_follows_the_law_of_total_variance(method: str) -> None:
+    case = ALL["heteroscedastic"](5)
+    prediction = fitted(case, prior_precision=5.0).predict(case.x, method=method)
+    close(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    close(prediction.aleatoric, prediction.noise_samples.mean(0))
+    close(prediction.epistemic, prediction.samples.var(0, correction=0))
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "self_attention", "batchnorm2d", "prelu", "bare_parameters"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_gradients_with_respect_to_the_inputs(name: str, structure: str) -> None:
+    case = ALL[name](6)
+    if not isinstance(case.x, torch.Tensor) or not case.x.is_floating_point():
+        pytest.skip("needs one tensor of numbers as input")
+    posterior = fitted(case, structure=structure)
+    x = case.x[:2].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(posterior.predict(x).epistemic.sum(), x)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    step = 1e-5
+    up = posterior.predict(x.detach() + step * direction).epistemic.sum()
+    down = posterior.predict(x.detach() - step * direction).epistemic.sum()
+    numeric = float(up - down) / (2 * step)
+    assert float((grad * direction).sum()) == pytest.approx(numeric, rel=2e-4, abs=1e-8)
+
+
+def test_gradients_through_the_sampled_prediction() -> None:
+    case = ALL["mlp"](6)
+    posterior = fitted(case)
+    x = case.x.clone().requires_grad_()
+    prediction = posterior.predict(x, method="sampled", num_samples=5, generator=torch.Generator().manual_seed(0))
+    (grad,) = torch.autograd.grad(prediction.entropy.sum(), x)
+    assert float(grad.norm()) > 0
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_transpose2d", "embedding", "lstm", "multi_input", "mapping_input"])
+def test_draws_are_functions_and_can_be_reused(name: str) -> None:
+    case = ALL[name](7)
+    posterior = fitted(case)
+    draws = posterior.draw(4, generator=torch.Generator().manual_seed(0))
+    assert len(draws) == 4
+    together = draws.outputs(case.x)
+    for s, function in enumerate(draws):
+        close(function(case.x), together[s])
+    weights = posterior.sample(4, generator=torch.Generator().manual_seed(0))
+    one = torch.func.functional_call(
+        case.model,
+        {n: w[2] for n, w in weights.items()},
+        *((case.x,) if isinstance(case.x, (tuple, torch.Tensor)) else ((), case.x)),
+    )
+    close(together[2], one.detach())
+    first, second = draws.predict(case.x), draws.predict(case.x)
+    assert torch.equal(first.probs, second.probs)
+
+
+def test_a_loader_gives_what_one_tensor_gives() -> None:
+    case = ALL["conv2d"](8)
+    posterior = fitted(case)
+    whole = posterior.predict(case.x)
+    loader = [(case.x[:2], case.y[:2]), (case.x[2:], case.y[2:])]
+    parts = posterior.predict(loader)
+    close(parts.probs, whole.probs)
+    close(parts.logit_cov, whole.logit_cov)
+    close(parts.samples, whole.samples)
+
+
+def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ALL["conv2d"](8)
+    posterior = fitted(case)
+    whole = posterior.predict(case.x).logit_cov
+    monkeypatch.setattr("whence.curvature.jacobian.BUDGET", 1)
+    close(posterior.predict(case.x).logit_cov, whole)
+    small = fitted(case)
+    for a, b in zip(small.curvature.structures, posterior.curvature.structures, strict=True):
+        for key, value in a.tensors().items():
+            close(value, b.tensors()[key])
+
+
+class Segmenter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(4, 3, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(torch.tanh(self.down(x)))
+
+
+def test_dense_outputs() -> None:
+    """Segmentation: fit, sampled prediction, and the exact GGN over all positions."""
+    model = Segmenter().double()
+    x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
+    y = torch.randint(3, (3, 4, 4))
+    y[0, 0, 0] = -100
+    exact = whence.laplace(model, (x, y), likelihood="classification", structure="full", curvature="ggn")
+    params = dict(model.named_parameters())
+    wanted = torch.zeros(sum(p.numel() for p in params.values()), dtype=torch.float64)
+    wanted = torch.diag(wanted)
+    for n in range(3):
+        out = model(x[n : n + 1])[0]  # [3, 4, 4]
+        for i in range(4):
+            for j in range(4):
+                if y[n, i, j] == -100:
+                    continue
+                jac = torch.stack(
+                    [
+                        torch.cat(
+                            [g.flatten() for g in torch.autograd.grad(out[c, i, j], params.values(), retain_graph=True)]
+                        )
+                        for c in range(3)
+                    ]
+                )
+                p = out[:, i, j].softmax(0)
+                wanted = wanted + jac.T @ (torch.diag(p) - torch.outer(p, p)) @ jac
+    close(exact.curvature.structures[0].matrix, wanted.detach())
+    many = whence.laplace(
+        model, (x, y), likelihood="classification", structure="full", curvature="mc", draws=3_000
+    )
+    assert float((many.curvature.structures[0].matrix - wanted.detach()).norm() / wanted.norm()) < 0.1
+    prediction = exact.predict(x)
+    assert prediction.probs.shape == (3, 3, 4, 4)
+    close(prediction.probs.sum(1), torch.ones(3, 4, 4, dtype=torch.float64))
+    assert prediction.entropy.shape == prediction.epistemic.shape == (3, 4, 4)
+    with pytest.raises(whence.errors.NotDefined, match="method='sampled'"):
+        exact.predict(x, method="linearised")
+
+
+def test_classes_in_the_last_dimension() -> None:
+    model = nn.Linear(4, 5).double()
+    x, y = torch.randn(6, 3, 4, dtype=torch.float64), torch.randint(5, (6, 3))
+    with pytest.raises(whence.errors.BadData, match=r"class_dim=-1"):
+        whence.laplace(model, (x, y), likelihood="classification")
+    posterior = whence.laplace(model, (x, y), likelihood=whence.Categorical(class_dim=-1))
+    prediction = posterior.predict(x)
+    assert prediction.probs.shape == (6, 3, 5)
+    assert prediction.entropy.shape == (6, 3)
+    close(prediction.probs.sum(-1), torch.ones(6, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["mlp", "binary_head", "regression_2", "conv2d", "heteroscedastic", "poisson"])
+def test_serving(name: str, tmp_path) -> None:
+    case = ALL[name](9)
+    posterior = fitted(case)
+    module = posterior.as_module(5, generator=torch.Generator().manual_seed(0))
+    draws = posterior.draw(5, generator=torch.Generator().manual_seed(0))
+    wanted = draws.predict(case.x)
+    got = module(case.x)
+    classify = case.likelihood in ("classification", "binary")
+    close(got.mean, wanted.probs if classify else wanted.mean)
+    close(got.uncertainty, wanted.entropy if classify else wanted.variance)
+    close(got.epistemic, wanted.epistemic)
+    scripted = torch.jit.script(module)
+    close(scripted(case.x)[1], got.uncertainty)
+    exported = torch.export.export(module, (case.x,)).module()
+    close(exported(case.x)[0], got.mean)
