@@ -18,9 +18,7 @@ CASES = ["mlp", "multilabel_head", "regression_2", "heteroscedastic", "poisson"]
 def test_many_draws_approach_the_ggn(name: str) -> None:
     case = ALL[name](0)
     wanted = slow.ggn_full(case.model, bayesian(case), case.x, output_hessian(case))
-    posterior = fitted(
-        case, structure="full", curvature="mc", draws=20_000, generator=torch.Generator().manual_seed(1)
-    )
+    posterior = fitted(case, structure="full", curvature="mc", draws=20_000, generator=torch.Generator().manual_seed(1))
     order = posterior._network_order()
     got = posterior.curvature.structures[0].matrix[order][:, order]
     assert float((got - wanted).norm() / wanted.norm()) < 0.04
@@ -72,7 +70,9 @@ def test_auto_is_exact_for_few_outputs_and_sampled_for_many() -> None:
     few = torch.nn.Linear(3, 5)
     many = torch.nn.Linear(3, 101)
     x = torch.randn(8, 3)
-    assert whence.laplace(few, (x, torch.arange(8) % 5), likelihood="classification").curvature.options.curvature == "ggn"
+    assert (
+        whence.laplace(few, (x, torch.arange(8) % 5), likelihood="classification").curvature.options.curvature == "ggn"
+    )
     with pytest.warns(whence.errors.Notice, match="101 outputs"):
         posterior = whence.laplace(many, (x, torch.arange(8)), likelihood="classification")
     assert posterior.curvature.options.curvature == "mc"

@@ -76,7 +76,9 @@ def test_prior_per_weight(structure: str) -> None:
         h = h * keep
     close(posterior.covariance(), slow_posterior.posterior_covariance(h, flat))
     jac = slow.jacobian(case.model, params, case.x)
-    close(posterior.predict(case.x, joint=True).covariance, slow_posterior.joint_covariance(jac, posterior.covariance()))
+    close(
+        posterior.predict(case.x, joint=True).covariance, slow_posterior.joint_covariance(jac, posterior.covariance())
+    )
     close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, posterior.covariance()))
 
 

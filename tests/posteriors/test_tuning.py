@@ -22,7 +22,9 @@ def trained(seed: int = 0, hidden: int = 16) -> tuple[nn.Module, tuple, tuple]:
     x = torch.randn(300, 4, generator=generator).double()
     y = ((x[:, 0] + x[:, 1] ** 2 - 1 + 0.5 * torch.randn(300, generator=generator)) > 0).long()
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
+    model = nn.Sequential(
+        nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2)
+    ).double()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(200):
         optimiser.zero_grad()
@@ -93,7 +95,7 @@ def test_per_layer_tuning_is_no_worse() -> None:
     layered = posterior.tune(validation, per_layer=True)
     assert layered.tuning.score <= shared.tuning.score
     assert validation_loss(layered, validation) == pytest.approx(layered.tuning.score, rel=1e-4)
-    assert len({v for v in layered.prior.values.values()}) > 1
+    assert len(set(layered.prior.values.values())) > 1
 
 
 def test_sampled_tuning() -> None:
@@ -135,7 +137,10 @@ def test_the_evidence_per_layer(structure: str) -> None:
     top = float(log_evidence(layered))
     for block in layered.blocks:
         for factor in (0.8, 1.25):
-            values = {n: v * (factor if any(n == p.name for p in block.params) else 1) for n, v in layered.prior.values.items()}
+            values = {
+                n: v * (factor if any(n == p.name for p in block.params) else 1)
+                for n, v in layered.prior.values.items()
+            }
             assert float(log_evidence(layered.with_prior(values))) < top + 1e-9
 
 
@@ -193,4 +198,3 @@ def test_validation_at_once_and_the_repr() -> None:
     tuned = whence.laplace(model, train, likelihood="classification", validation=validation)
     assert "tuned by validation" in repr(tuned)
     assert tuned.prior_precision == untuned.tune(validation).prior_precision
-

@@ -212,9 +212,7 @@ def test_dense_outputs() -> None:
                 p = out[:, i, j].softmax(0)
                 wanted = wanted + jac.T @ (torch.diag(p) - torch.outer(p, p)) @ jac
     close(exact.curvature.structures[0].matrix, wanted.detach())
-    many = whence.laplace(
-        model, (x, y), likelihood="classification", structure="full", curvature="mc", draws=3_000
-    )
+    many = whence.laplace(model, (x, y), likelihood="classification", structure="full", curvature="mc", draws=3_000)
     assert float((many.curvature.structures[0].matrix - wanted.detach()).norm() / wanted.norm()) < 0.1
     prediction = exact.predict(x)
     assert prediction.probs.shape == (3, 3, 4, 4)

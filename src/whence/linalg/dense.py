@@ -55,7 +55,7 @@ def eigh_psd(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     # Rounding leaves directions without curvature at ±ε λ_max; they are zero.
     noise = torch.finfo(matrix.dtype).eps * matrix.shape[-1] * top
     values = torch.where(values > noise * 1e-2, values, values.clamp(min=0))
-    return values.to(matrix.dtype), vectors.to(matrix.dtype)
+    return values.to(matrix.dtype), vectors.to(matrix.dtype).contiguous()
 
 
 def _eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:

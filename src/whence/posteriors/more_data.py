@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from whence.batches import Data
 from whence.curvature.fit import Curvature, fit
 from whence.curvature.selection import Mask, Names, Selection
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption, NotDefined, Notice
 from whence.likelihoods import Gaussian
 
 if TYPE_CHECKING:
@@ -21,7 +24,9 @@ def update(posterior: Laplace, data: Any, progress: bool) -> Laplace:
     network = posterior.network
     options = replace(posterior.curvature.options, progress=progress, passes=1, data_size=None)
     loader = Data(data, network.device, network.dtype)
-    chosen = fit(network, loader, posterior.likelihood, False, same_selection(posterior), options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # said at the first fit
+        chosen = fit(network, loader, posterior.likelihood, False, same_selection(posterior), options)
     return with_more(posterior, chosen.curvature)
 
 
@@ -30,8 +35,6 @@ def same_selection(posterior: Laplace) -> Selection:
     keep = posterior.curvature.keep
     if keep is None:
         return Names(posterior.names())
-    import torch
-
     flat = torch.zeros(sum(b.size for b in posterior.blocks), dtype=torch.bool, device=keep.device)
     flat[keep] = True
     pieces = flat.split([b.size for b in posterior.blocks])

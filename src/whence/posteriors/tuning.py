@@ -183,9 +183,7 @@ class _Search:
             count += seen
         return total / count
 
-    def _losses(
-        self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]
-    ) -> Tensor:
+    def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
         return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
 
     def _sampled(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:

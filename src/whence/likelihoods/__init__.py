@@ -1,0 +1,53 @@
+"""Negative log likelihoods: the loss, its Hessian in the outputs with a root, and drawn labels.
+
+Index legend: N examples, M positions per example (dense outputs), C outputs, K root columns.
+Outputs are brought to the layout ``[N, M, C]``; the Hessian Λ is block-diagonal over (n, m), and a root is
+``[N, M, C, K]`` with Λ = R Rᵀ. No likelihood divides by N: curvature is a sum over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whence.errors import BadOption, one_of
+from whence.likelihoods.base import Likelihood, Task
+from whence.likelihoods.categorical import Categorical
+from whence.likelihoods.custom import Custom
+from whence.likelihoods.independent import (
+    Bernoulli,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    poisson_quantile,
+)
+
+__all__ = [
+    "Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "Task",
+    "from_spec", "poisson_quantile", "resolve",
+]  # fmt: skip
+
+BY_NAME: dict[str, Callable[[], Likelihood]] = {
+    "classification": Categorical,
+    "binary": Bernoulli,
+    "regression": Gaussian,
+}
+KINDS: dict[str, type[Likelihood]] = {
+    c.__name__: c for c in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson)
+}
+
+
+def resolve(likelihood: Likelihood | str) -> tuple[Likelihood, bool]:
+    """The likelihood object, and whether its noise is to be estimated from the training residuals."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood, False
+    if not isinstance(likelihood, str):
+        raise BadOption(f"likelihood must be a whence.Likelihood or a name, not a {type(likelihood).__name__}.")
+    name = one_of(likelihood, BY_NAME, "likelihood")
+    return BY_NAME[name](), name == "regression"
+
+
+def from_spec(spec: dict[str, Any]) -> Likelihood | None:
+    """Rebuild a likelihood from its spec; None for one that the user must pass again."""
+    kind = KINDS.get(spec["name"])
+    return None if kind is None else kind(**{k: v for k, v in spec.items() if k != "name"})

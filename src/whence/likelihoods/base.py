@@ -1,0 +1,92 @@
+"""What a likelihood can be asked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whence.errors import BadData
+
+Task = Literal["classification", "binary", "regression", "count", "outputs"]
+
+
+class Likelihood(ABC):
+    """How targets arise from outputs. Subclass it, or use :class:`Custom`, for your own."""
+
+    task: Task = "outputs"
+
+    def flatten(self, outputs: Tensor) -> Tensor:
+        """``outputs`` as [N, M, C]."""
+        return outputs.reshape(outputs.shape[0], 1, -1)
+
+    def unflatten(self, flat: Tensor, outputs: Tensor) -> Tensor:
+        """The inverse of :meth:`flatten`, with leading dimensions: [..., N, M, C] → [..., *outputs.shape]."""
+        return flat.reshape(*flat.shape[:-3], *outputs.shape)
+
+    def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        """The targets in the shape that :meth:`nll` needs, or :class:`BadData`."""
+        return match_shape(outputs, targets, type(self).__name__, index)
+
+    @abstractmethod
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log likelihood of each label or value of each example, [N, L], with all constants."""
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log likelihood of each example, [N]."""
+        return self.elements(outputs, targets).sum(1)
+
+    @abstractmethod
+    def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """R with Λ = R Rᵀ, [N, M, C, K]."""
+
+    def hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Λ, [N, M, C, C]."""
+        root = self.root(outputs, targets)
+        return root @ root.mT
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Derivative of the summed NLL in the outputs, [N, M, C]."""
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            (grad,) = torch.autograd.grad(self.nll(leaf, targets).sum(), leaf)
+        return self.flatten(grad)
+
+    @abstractmethod
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        """Targets drawn from p(y | outputs), from uniform numbers in the flat layout [N, M, C]."""
+
+    def drawn_gradient(self, outputs: Tensor, targets: Tensor, uniform: Tensor) -> Tensor:
+        """Gradient of the NLL at a drawn target, [N, M, C]: E[g gᵀ] = Λ."""
+        return self.gradient(outputs, self.sample(outputs, uniform))
+
+    def spec(self) -> dict[str, Any]:
+        """Plain values that :func:`from_spec` rebuilds the likelihood from."""
+        return {"name": type(self).__name__}
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{k}={v}" for k, v in self.spec().items() if k != "name")
+        return f"{type(self).__name__}({inner})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Likelihood) and self.spec() == other.spec()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def match_shape(outputs: Tensor, targets: Tensor, kind: str, index: int) -> Tensor:
+    """Targets in the shape of the outputs; only a missing or extra dimension of size one is forgiven."""
+    if targets.shape == outputs.shape:
+        matched = targets
+    elif targets.shape == outputs.shape[:-1] and outputs.shape[-1] == 1:
+        matched = targets.unsqueeze(-1)
+    elif targets.shape[:-1] == outputs.shape and targets.shape[-1] == 1:
+        matched = targets.squeeze(-1)
+    else:
+        raise BadData(
+            f"batch {index}: {kind} targets of shape {list(targets.shape)} do not fit outputs of shape "
+            f"{list(outputs.shape)}; they must have the same shape."
+        )
+    return matched.to(outputs.dtype)

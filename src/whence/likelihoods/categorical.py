@@ -1,0 +1,110 @@
+"""Class labels, by softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from whence.errors import BadData, BadOption
+from whence.likelihoods.base import Likelihood, Task
+
+
+class Categorical(Likelihood):
+    """Softmax over logits. ``class_dim`` is 1 (torch's cross entropy: N × C × …) or −1 (N × … × C)."""
+
+    task: Task = "classification"
+
+    def __init__(self, ignore_index: int = -100, class_dim: int = 1) -> None:
+        if class_dim not in (1, -1):
+            raise BadOption(f"class_dim={class_dim} is not 1 (N × C × …) or -1 (N × … × C).")
+        self.ignore_index, self.class_dim = ignore_index, class_dim
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": "Categorical", "ignore_index": self.ignore_index, "class_dim": self.class_dim}
+
+    def flatten(self, outputs: Tensor) -> Tensor:
+        if outputs.dim() < 2:
+            raise BadData(
+                f"classification needs outputs [N, C]; the network gives {list(outputs.shape)}. "
+                "For one logit per example use likelihood='binary'."
+            )
+        last = outputs if self.class_dim == -1 else outputs.movedim(1, -1)
+        return last.reshape(outputs.shape[0], -1, last.shape[-1])
+
+    def unflatten(self, flat: Tensor, outputs: Tensor) -> Tensor:
+        if self.class_dim == -1 or outputs.dim() == 2:
+            return flat.reshape(*flat.shape[:-3], *outputs.shape)
+        spatial = outputs.shape[2:]
+        moved = flat.reshape(*flat.shape[:-3], outputs.shape[0], *spatial, outputs.shape[1])
+        return moved.movedim(-1, -1 - len(spatial))
+
+    def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        flat = self.flatten(outputs)
+        last_shape = (*outputs.shape[:1], *outputs.shape[2:]) if self.class_dim == 1 else outputs.shape[:-1]
+        if targets.is_floating_point() or targets.is_complex():
+            raise BadData(
+                f"batch {index}: class labels must be whole numbers, not {targets.dtype} of shape "
+                f"{list(targets.shape)}. Pass class indices, or use likelihood='binary' or 'regression'."
+            )
+        if tuple(targets.shape) == (*last_shape, 1):
+            targets = targets.squeeze(-1)
+        if tuple(targets.shape) != tuple(last_shape):
+            hint = ""
+            if self.class_dim == 1 and tuple(targets.shape) == tuple(outputs.shape[:-1]):
+                hint = " If the classes lie in the last dimension, pass Categorical(class_dim=-1)."
+            raise BadData(
+                f"batch {index}: class labels of shape {list(targets.shape)} do not fit outputs of shape "
+                f"{list(outputs.shape)}; expected {list(last_shape)}.{hint}"
+            )
+        targets = targets.long()
+        classes = flat.shape[-1]
+        wrong = (targets != self.ignore_index) & ((targets < 0) | (targets >= classes))
+        if bool(wrong.any()):
+            value = int(targets[wrong][0])
+            raise BadData(
+                f"batch {index}: class label {value} is out of range: the network has {classes} outputs, so "
+                f"labels go from 0 to {classes - 1} (ignore_index is {self.ignore_index})."
+            )
+        return targets.reshape(flat.shape[:2])
+
+    def mask(self, targets: Tensor) -> Tensor:
+        return targets != self.ignore_index
+
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        flat = self.flatten(outputs)
+        loss = F.cross_entropy(
+            flat.reshape(-1, flat.shape[-1]), targets.reshape(-1), ignore_index=self.ignore_index, reduction="none"
+        )
+        return loss.reshape(flat.shape[:2])
+
+    def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """diag(√p) − p √pᵀ, turned by the Householder reflection that sends e_C to √p.
+
+        √p spans its kernel, so the last column vanishes and C − 1 columns are exact.
+        """
+        p = self.flatten(outputs).softmax(-1)
+        s = p.sqrt()  # [N, M, C], unit vectors
+        plain = torch.diag_embed(s) - p.unsqueeze(-1) * s.unsqueeze(-2)
+        v = s.clone()
+        v[..., -1] += 1.0  # reflects −e_C to √p; no cancellation
+        scale = 2.0 / v.square().sum(-1, keepdim=True)
+        turned = plain - (plain @ v.unsqueeze(-1)) * (scale * v).unsqueeze(-2)
+        return turned[..., :-1] * self.mask(targets)[..., None, None]
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        p = self.flatten(outputs).softmax(-1)
+        keep = self.mask(targets)
+        hot = F.one_hot(targets.clamp(min=0) * keep, p.shape[-1]).to(p.dtype)
+        return (p - hot) * keep.unsqueeze(-1)
+
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        cdf = self.flatten(outputs).softmax(-1).cumsum(-1)  # [N, M, C]
+        draw = uniform[..., :1].to(cdf.dtype) * cdf[..., -1:]
+        return (cdf <= draw).sum(-1).clamp(max=cdf.shape[-1] - 1)
+
+    def drawn_gradient(self, outputs: Tensor, targets: Tensor, uniform: Tensor) -> Tensor:
+        drawn = torch.where(self.mask(targets), self.sample(outputs, uniform), self.ignore_index)
+        return self.gradient(outputs, drawn)

@@ -1,0 +1,154 @@
+"""Labels, values and counts that are independent given the outputs: Λ is diagonal."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from whence.errors import BadData, BadOption
+from whence.likelihoods.base import Likelihood, Task, match_shape
+from whence.randomness import normal_from_uniform
+
+
+class Independent(Likelihood):
+    """A likelihood whose Λ is diagonal in the outputs."""
+
+    @abstractmethod
+    def weight(self, outputs: Tensor) -> Tensor:
+        """Diagonal of Λ in the flat layout, [N, M, C]."""
+
+    def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.diag_embed(self.weight(outputs).sqrt())
+
+
+class Bernoulli(Independent):
+    """Independent logits, one for each label (one for binary classification, several for multi-label)."""
+
+    task: Task = "binary"
+
+    def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        targets = match_shape(outputs, targets, "Bernoulli", index).to(outputs.dtype)
+        if bool(((targets < 0) | (targets > 1)).any()):
+            bad = float(targets[(targets < 0) | (targets > 1)].reshape(-1)[0])
+            raise BadData(f"batch {index}: binary targets lie between 0 and 1, but {bad:g} was met.")
+        return targets
+
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").flatten(1)
+
+    def weight(self, outputs: Tensor) -> Tensor:
+        p = self.flatten(outputs).sigmoid()
+        return p * (1 - p)
+
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        drawn = uniform.to(outputs.dtype) < self.flatten(outputs).sigmoid()
+        return drawn.to(outputs.dtype).reshape(outputs.shape)
+
+
+class Gaussian(Independent):
+    """Normal targets with known standard deviation ``noise``: a number, or one for each output."""
+
+    task: Task = "regression"
+
+    def __init__(self, noise: float | Tensor | list[float] = 1.0) -> None:
+        value = torch.as_tensor(noise, dtype=torch.float64).detach().cpu()
+        if value.dim() > 1 or not bool(torch.isfinite(value).all()) or bool((value <= 0).any()):
+            raise BadOption(f"the noise must be a positive number or a vector of them, not {noise!r}.")
+        self.noise = value
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": "Gaussian", "noise": self.noise.tolist()}
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        """σ² broadcast to the flat layout [N, M, C]."""
+        flat = self.flatten(outputs)
+        if self.noise.dim() and len(self.noise) != flat.shape[-1]:
+            raise BadData(f"{len(self.noise)} noise values for {flat.shape[-1]} outputs.")
+        return self.noise.to(flat.device, flat.dtype).square().expand_as(flat)
+
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        var = self.variance(outputs)
+        squares = (self.flatten(outputs) - self.flatten(targets)).square()
+        return (0.5 * squares / var + 0.5 * torch.log(2 * math.pi * var)).flatten(1)
+
+    def weight(self, outputs: Tensor) -> Tensor:
+        return 1 / self.variance(outputs)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self.flatten(outputs) - self.flatten(targets)) / self.variance(outputs)
+
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        z = normal_from_uniform(uniform).to(outputs.dtype)
+        return (self.flatten(outputs) + self.variance(outputs).sqrt() * z).reshape(outputs.shape)
+
+
+class HeteroscedasticGaussian(Independent):
+    """Outputs (mean₁ … mean_K, log σ₁² … log σ_K²). The NLL is not convex in them, so Λ is the Fisher."""
+
+    task: Task = "regression"
+
+    def halves(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance, [N, K] each."""
+        flat = outputs.reshape(len(outputs), -1)
+        if flat.shape[1] % 2:
+            raise BadData(
+                f"a heteroscedastic Gaussian needs an even number of outputs (means, then log variances); "
+                f"the network has {flat.shape[1]}."
+            )
+        mean, log_var = flat.chunk(2, dim=1)
+        return mean, log_var
+
+    def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        return match_shape(self.halves(outputs)[0], targets.reshape(len(targets), -1), type(self).__name__, index)
+
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mean, log_var = self.halves(outputs)
+        return 0.5 * (math.log(2 * math.pi) + log_var + (targets - mean).square() * (-log_var).exp())
+
+    def weight(self, outputs: Tensor) -> Tensor:
+        _, log_var = self.halves(outputs)
+        return torch.cat([(-log_var).exp(), torch.full_like(log_var, 0.5)], dim=1).unsqueeze(1)
+
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        mean, log_var = self.halves(outputs)
+        z = normal_from_uniform(uniform.reshape(len(outputs), -1)[:, : mean.shape[1]]).to(outputs.dtype)
+        return mean + (0.5 * log_var).exp() * z
+
+
+class Poisson(Independent):
+    """Counts; the outputs are log rates."""
+
+    task: Task = "count"
+
+    def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        targets = match_shape(outputs, targets, "Poisson", index).to(outputs.dtype)
+        if bool(((targets < 0) | (targets != targets.round())).any()):
+            raise BadData(f"batch {index}: Poisson targets are counts (0, 1, 2, …); another value was met.")
+        return targets
+
+    def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.exp() - targets * outputs + torch.lgamma(targets + 1)).flatten(1)
+
+    def weight(self, outputs: Tensor) -> Tensor:
+        return self.flatten(outputs).exp()
+
+    def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        """Inverse distribution function by bisection on P(Y ≤ k) = Q(k + 1, rate)."""
+        rate = self.flatten(outputs).exp().double()
+        return poisson_quantile(rate, uniform.double()).to(outputs.dtype).reshape(outputs.shape)
+
+
+def poisson_quantile(rate: Tensor, level: Tensor) -> Tensor:
+    """Smallest k with P(Y ≤ k) > level, element by element, in float64."""
+    low = torch.full_like(rate, -1.0)
+    high = (rate + 12 * rate.sqrt() + 40).floor()
+    while bool((high - low > 1).any()):
+        mid = ((low + high) / 2).floor()
+        above = torch.special.gammaincc(mid + 1, rate) > level
+        high, low = torch.where(above, mid, high), torch.where(above, low, mid)
+    return high

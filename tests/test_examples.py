@@ -1,0 +1,29 @@
+"""Examples are run as they stand."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_example(path: Path, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    assert len(capsys.readouterr().out) > 200
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_code_in_documents(path: Path, tmp_path, monkeypatch) -> None:
+    """Python blocks of a page run from its top to its end."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S)
+    code = "\n".join(blocks)
+    exec(compile(code, str(path), "exec"), {"__name__": "__page__"})
+    assert blocks or path.name != "README.md"
