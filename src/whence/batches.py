@@ -179,11 +179,10 @@ class Data:
 
     def __iter__(self) -> Iterator[Batch]:
         self.read += 1
-        offset = index = -1
         offset = 0
         for index, (inputs, targets) in enumerate(self._raw()):
             inputs = to_device(inputs, self.device, self.dtype)
-            targets = to_device(torch.as_tensor(targets), self.device)
+            targets = to_device(as_targets(targets, self.name, index), self.device)
             check_finite(inputs, f"{self.name}: the inputs", index)
             check_finite(targets, f"{self.name}: the targets", index)
             size = size_of(inputs)
@@ -194,6 +193,16 @@ class Data:
         if offset == 0:
             again = " It was read before and may be exhausted." if self.read > 1 else ""
             raise BadData(f"{self.name} is empty: it gave no example.{again}")
+
+
+def as_targets(targets: Any, name: str, index: int) -> Tensor:
+    """Targets as a tensor."""
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadData(
+            f"{name}: the targets of batch {index} are a {type(targets).__name__}, which is no tensor of numbers."
+        ) from error
 
 
 def check_finite(value: Any, what: str, index: int) -> None:

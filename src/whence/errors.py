@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -48,6 +50,14 @@ class NotDefined(WhenceError, ValueError):
 
 class Notice(UserWarning):
     """Something the user should know, in one line: a fallback, an automatic choice, a doubtful result."""
+
+
+def notice(message: str) -> None:
+    """Warn with a :class:`Notice` that points at the caller's line, outside whence."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "whence":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, Notice, stacklevel=level + 1)
 
 
 def one_of(value: str, allowed: Iterable[str], option: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whence.batches import Inputs
-from whence.errors import BadData, WhenceError
+from whence.errors import BadData, UnsupportedLayer, WhenceError
 
 
 class Network:
@@ -116,6 +116,17 @@ def copy_module(model: nn.Module) -> nn.Module:
     for p in copied.parameters():
         p.grad = None
     return copied
+
+
+def refuse_batch_statistics(network: Network) -> None:
+    """Batch normalisation without running statistics makes examples depend on each other."""
+    for name, module in network.module.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise UnsupportedLayer(
+                f"the batch normalisation {name!r} uses the statistics of the batch even in evaluation mode "
+                "(track_running_stats=False), so examples are not independent. Give it running statistics, or replace "
+                "it by group normalisation."
+            )
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -33,6 +33,8 @@ FORMAT = 1
 
 def save(posterior: Laplace, path: str | Path) -> None:
     """Write a Laplace posterior: its curvature, decomposition, prior and what it belongs to."""
+    if not Path(path).absolute().parent.is_dir():
+        raise BadFile(f"cannot write {path}: the folder {Path(path).parent} is missing.")
     tensors: dict[str, Tensor] = {}
     for i, structure in enumerate(posterior.curvature.structures):
         for key, value in structure.tensors().items():
@@ -102,20 +104,43 @@ def load(path: str | Path, model: nn.Module, *, likelihood: Likelihood | None = 
     """
     meta, tensors = _read(path)
     network = Network.snapshot(model)
-    _check_network(path, meta, network)
+    try:
+        _check_network(path, meta, network)
+        return _rebuilt(path, meta, tensors, network, likelihood)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadFile(f"{path} is damaged: {type(error).__name__} {error} in its metadata.") from error
+
+
+def _rebuilt(
+    path: str | Path,
+    meta: dict[str, Any],
+    tensors: dict[str, Tensor],
+    network: Network,
+    likelihood: Likelihood | None,
+) -> Laplace:
+    """The posterior that the file describes."""
     tensors = {k: v.to(network.device) for k, v in tensors.items()}
-    found = from_spec(meta["likelihood"]) or likelihood
+    known = from_spec(meta["likelihood"])
+    if known is not None and likelihood is not None and known != likelihood:
+        raise BadFile(f"{path} was fitted with {known!r}, not with {likelihood!r}; leave likelihood out.")
+    found = known or likelihood
     if found is None:
         raise BadFile(f"{path} was fitted with your own likelihood ({meta['likelihood']['name']}); pass likelihood=….")
     blocks = [_block(b) for b in meta["blocks"]]
     network.select([p.name for b in blocks for p in b.params])
     options = {**meta["options"], "draws": Draws(**meta["options"]["draws"])}
+    record = FitRecord(**{**meta["record"], "output_shape": tuple(meta["record"]["output_shape"])})
     structures = []
     for i, kind in enumerate(meta["structures"]):
         prefix = f"structure.{i}."
         structures.append(KINDS[kind](**{k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}))
     curvature = Curvature(
-        blocks, structures, FitRecord(**meta["record"]), Options(**options), meta["joint"], tensors.get("keep")
+        blocks,
+        structures,
+        record,
+        Options(**options),
+        meta["joint"],
+        tensors.get("keep"),
     )
     prior = PriorPrecision({n: tensors[f"prior.{n}"].cpu() if v is None else v for n, v in meta["prior"].items()})
     mean = meta["prior_mean"]
@@ -148,7 +173,10 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
     if "whence" not in header:
         raise BadFile(f"{path} is a safetensors file, but not one that whence wrote.")
-    meta = json.loads(header["whence"])
+    try:
+        meta = json.loads(header["whence"])
+    except ValueError as error:
+        raise BadFile(f"{path} is damaged: its metadata is no JSON ({error}).") from error
     if meta["format"] > FORMAT:
         raise BadFile(
             f"{path} was written by whence {meta['whence']}, whose format {meta['format']} is newer than {FORMAT}."

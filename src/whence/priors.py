@@ -100,6 +100,16 @@ class PriorPrecision:
         return f"{min(numbers):.3g} … {max(numbers):.3g}, by parameter"
 
 
+def check_numbers(given: Any) -> None:
+    """Refuse what can be refused before the data are read."""
+    if isinstance(given, Prior):
+        positive(given.weight, "of weights")
+        if given.bias is not None:
+            positive(given.bias, "of biases")
+    elif not isinstance(given, (Mapping, PriorPrecision)):
+        positive(given, "")
+
+
 def positive(value: Any, what: str) -> float:
     """A positive, finite number."""
     try:

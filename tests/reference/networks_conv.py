@@ -29,7 +29,7 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """head(sum_t ramp_t tanh(layer(x)_t))."""
         h = torch.tanh(self.layer(x)).flatten(2)
-        ramp = torch.linspace(-1.0, 2.0, h.shape[-1], dtype=h.dtype)
+        ramp = torch.linspace(-1.0, 2.0, h.shape[-1], dtype=h.dtype, device=h.device)
         return self.head((h * ramp).mean(dim=-1))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -24,10 +23,10 @@ from whence.curvature.accumulate import (
 from whence.curvature.blocks import Block, assign
 from whence.curvature.columns import Draws, columns_for
 from whence.curvature.jacobian import Plan, Recording, budget
-from whence.curvature.record import FitRecord, Recorder
+from whence.curvature.record import FitRecord, Recorder, warn_if_probabilities
 from whence.curvature.selection import Selection
-from whence.errors import BadData, BadOption, Notice, TooLarge
-from whence.functional import Network
+from whence.errors import BadData, BadOption, TooLarge, notice
+from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
 
@@ -85,7 +84,11 @@ class Curvature:
     def merged(self, other: Curvature) -> Curvature:
         """Curvature on both data sets together."""
         mine = [(b.name, b.structure, b.params) for b in self.blocks]
-        if mine != [(b.name, b.structure, b.params) for b in other.blocks] or self.joint != other.joint:
+        same_entries = (self.keep is None) == (other.keep is None) and (
+            self.keep is None or other.keep is None or torch.equal(self.keep, other.keep)
+        )
+        theirs = [(b.name, b.structure, b.params) for b in other.blocks]
+        if mine != theirs or self.joint != other.joint or not same_entries:
             raise BadOption("the two curvatures are not of the same network with the same selection and structure.")
         structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
         return replace(self, structures=structures, record=self.record.merged(other.record))
@@ -109,7 +112,11 @@ def fit(
     data.require_passes(options.passes, f"passes={options.passes}")
     batches = _Replay(data)
     first = batches.peek()
-    options = settle(options, network, likelihood, first)
+    refuse_batch_statistics(network)
+    with torch.no_grad():
+        outputs = network(first.inputs)
+    warn_if_probabilities(likelihood, outputs)
+    options = settle(options, likelihood, outputs)
     names = selection.resolve(network, first.inputs)
     network.select(names)
     plan = Plan.make(network, names, first.inputs)
@@ -127,21 +134,17 @@ def fit(
     return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
 
 
-def settle(options: Options, network: Network, likelihood: Likelihood, first: Batch) -> Options:
+def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options:
     """Turn ``curvature="auto"`` into a choice, and refuse what does not go together."""
     curvature = options.curvature
     if curvature == "auto":
-        with torch.no_grad():
-            outputs = network(take(first.inputs, slice(0, 1)))
         width = likelihood.flatten(outputs)[0].numel()
         curvature = "ggn" if width <= AUTO_OUTPUTS or options.structure == "lowrank" else "mc"
         if curvature == "mc":
-            warnings.warn(
+            notice(
                 f"the network has {width} outputs for each example, so the curvature is the sampled Fisher "
                 f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
-                "passes).",
-                Notice,
-                stacklevel=4,
+                "passes)."
             )
     allowed = SUPPORTED[options.structure]
     if curvature not in allowed:
@@ -163,7 +166,7 @@ def _compute(plan: Plan, batches: _Replay, likelihood: Likelihood, options: Opti
     elif options.structure == "lowrank":
         structures, record = lowrank.compute(plan, batches, likelihood, options)
     elif options.curvature == "kfra":
-        structures, record = kfra.compute(plan, batches, likelihood)
+        structures, record = kfra.compute(plan, batches, likelihood, options)
     else:
         accumulators = _accumulators(plan.blocks, options, like, keep)
         record = run(plan, batches, likelihood, options, accumulators, "curvature")
@@ -280,17 +283,13 @@ def _say_fallbacks(blocks: list[Block], options: Options) -> None:
     if options.structure in ("kron", "ekfac") and fallen + tied:
         names = ", ".join(f"{b.name} ({b.kind})" for b in (fallen + tied)[:4])
         more = f" and {len(fallen + tied) - 4} more" if len(fallen + tied) > 4 else ""
-        warnings.warn(
+        notice(
             f"no Kronecker rule for {names}{more}: an exact diagonal, computed per example, is used there "
-            "(see posterior.structures).",
-            Notice,
-            stacklevel=4,
+            "(see posterior.structures)."
         )
     unused = [b.name for b in blocks if b.reason == "it does not reach the output"]
     if unused:
-        warnings.warn(
-            f"{', '.join(unused[:4])} does not reach the output; its posterior is its prior.", Notice, stacklevel=4
-        )
+        notice(f"{', '.join(unused[:4])} does not reach the output; its posterior is its prior.")
 
 
 class _Replay:

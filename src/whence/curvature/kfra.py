@@ -6,7 +6,7 @@ taken over each batch: H̄_λ = E[B W_{λ+1}ᵀ H̄_{λ+1} W_{λ+1} B], B = diag
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,17 @@ from whence.likelihoods import Likelihood
 from whence.linalg.dense import gram
 from whence.linalg.structures import Kronecker, Structure
 
+if TYPE_CHECKING:
+    from whence.curvature.fit import Options
+
 REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."
 
 
-def compute(plan: Plan, batches: Any, likelihood: Likelihood) -> tuple[list[Structure], FitRecord]:
+def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
     """Kronecker factors of every block, by the recursion."""
     recorder = Recorder(likelihood)
     sums: list[tuple[Tensor, Tensor, Tensor]] = []
-    for batch in batches.passes(1, True, "kfra"):
+    for batch in batches.passes(options.passes, options.progress, "kfra"):
         size = size_of(batch.inputs)
         recording = plan.record(batch.inputs, size)
         targets = likelihood.check(recording.outputs, batch.targets, batch.index)

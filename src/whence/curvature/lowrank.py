@@ -60,7 +60,7 @@ def _product(
     """H V for V [P, R], in one pass."""
     network, recorder = plan.network, Recorder(likelihood)
     total = torch.zeros_like(basis)
-    for batch in batches.passes(1, options.progress, "products"):
+    for batch in batches.passes(options.passes, options.progress, "products"):
         with differentiable(network):
             outputs = network(batch.inputs)
             targets = likelihood.check(outputs, batch.targets, batch.index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import check_finite
-from whence.errors import Notice
+from whence.errors import notice
 from whence.likelihoods import Gaussian, Likelihood
 
 
@@ -27,6 +26,7 @@ class FitRecord:
     confidence: float = 0.0  # summed largest probability
     squares: float = 0.0  # summed squared residuals
     noise: float | None = None  # standard deviation at which a Gaussian's curvature was computed
+    output_shape: tuple[int, ...] = ()  # of one example
 
     @property
     def accuracy(self) -> float | None:
@@ -39,17 +39,12 @@ class FitRecord:
         return self.confidence / self.targets if self.confidence else None
 
     def merged(self, other: FitRecord) -> FitRecord:
-        mine, theirs = asdict(self), asdict(other)
-        noise = mine.pop("noise")
-        theirs.pop("noise")
-        return FitRecord(**{key: mine[key] + theirs[key] for key in mine}, noise=noise)
+        sums = {key: getattr(self, key) + getattr(other, key) for key in SUMS}
+        return replace(self, **sums, output_shape=self.output_shape or other.output_shape)
 
     def scaled(self, factor: float) -> FitRecord:
         """As if every example counted ``factor`` times."""
-        values = asdict(self)
-        for key in ("loss", "targets", "correct", "confidence", "squares", "data_size"):
-            values[key] *= factor
-        return FitRecord(**values)
+        return replace(self, **{key: getattr(self, key) * factor for key in SUMS if key != "seen"})
 
     def with_noise(self, noise: float) -> FitRecord:
         """The same data under a Gaussian with another standard deviation."""
@@ -61,6 +56,9 @@ class FitRecord:
         return asdict(self)
 
 
+SUMS = ("data_size", "seen", "loss", "targets", "correct", "confidence", "squares")
+
+
 class Recorder:
     """Builds a :class:`FitRecord` batch by batch, and looks for outputs that are not what they should be."""
 
@@ -70,16 +68,14 @@ class Recorder:
         if isinstance(likelihood, Gaussian) and likelihood.noise.dim() == 0:
             noise = float(likelihood.noise)
         self.record = FitRecord(noise=noise)
-        self.warned = False
 
     def add(self, outputs: Tensor, targets: Tensor, index: int) -> None:
         outputs = outputs.detach()
         check_finite(outputs, "the outputs of the network", index)
-        if index == 0:
-            warn_if_probabilities(self.likelihood, outputs)
         size = len(outputs)
         loss = float(self.likelihood.nll(outputs, targets).double().sum())
-        new = FitRecord(data_size=size, seen=size, loss=loss, **self._quality(outputs, targets))
+        shape = tuple(outputs.shape[1:])
+        new = FitRecord(data_size=size, seen=size, loss=loss, output_shape=shape, **self._quality(outputs, targets))
         self.record = self.record.merged(new)
 
     def _quality(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
@@ -114,18 +110,14 @@ def warn_if_probabilities(likelihood: Likelihood, outputs: Tensor) -> None:
     inside = bool(((flat >= 0) & (flat <= 1)).all())
     if likelihood.task == "classification" and inside and flat.shape[-1] > 1:
         if bool(((flat.sum(-1) - 1).abs() < 1e-3).all()):
-            warnings.warn(
+            notice(
                 "the outputs look like probabilities (they lie in [0, 1] and sum to 1), but logits are meant: remove "
-                "the softmax at the end of the network, or the uncertainties will be wrong.",
-                Notice,
-                stacklevel=3,
+                "the softmax at the end of the network, or the uncertainties will be wrong."
             )
     elif likelihood.task == "classification" and bool(((flat.exp().sum(-1) - 1).abs() < 1e-4).all()):
         return  # log-softmax outputs are valid logits
     elif likelihood.task == "binary" and inside and flat.numel() >= 8:
-        warnings.warn(
+        notice(
             "the outputs all lie in [0, 1] and look like probabilities, but logits are meant: remove the sigmoid at "
-            "the end of the network, or the uncertainties will be wrong.",
-            Notice,
-            stacklevel=3,
+            "the end of the network, or the uncertainties will be wrong."
         )

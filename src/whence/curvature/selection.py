@@ -158,13 +158,25 @@ def selection(layers: Layers, network: Network) -> Selection:
         return All()
     if isinstance(layers, Tensor):
         return Mask(_split_mask(layers, network))
+    wrong = BadOption(
+        f"layers is a {type(layers).__name__}: pass None, 'last', patterns on module names, a predicate "
+        "(name, parameter) -> bool, or a mask of boolean tensors by parameter name."
+    )
     if isinstance(layers, Mapping):
+        if not all(isinstance(m, Tensor) for m in layers.values()):
+            raise wrong
         return Mask(layers)
+    if isinstance(layers, nn.Module):
+        raise wrong
     if callable(layers):
         return Predicate(layers)
     if isinstance(layers, str):
         return Last() if layers == "last" else Patterns([layers])
+    if not isinstance(layers, Iterable):
+        raise wrong
     patterns = list(layers)
+    if not all(isinstance(p, str) for p in patterns):
+        raise wrong
     if not patterns:
         raise NothingSelected("layers=[] selects nothing; None means all.")
     return Patterns(patterns)

@@ -64,9 +64,11 @@ class Categorical(Likelihood):
         wrong = (targets != self.ignore_index) & ((targets < 0) | (targets >= classes))
         if bool(wrong.any()):
             value = int(targets[wrong][0])
+            hint = " For one logit use likelihood='binary'." if classes == 1 else ""
             raise BadData(
-                f"batch {index}: class label {value} is out of range: the network has {classes} outputs, so "
-                f"labels go from 0 to {classes - 1} (ignore_index is {self.ignore_index})."
+                f"batch {index}: class label {value} is out of range: the network has {classes} "
+                f"output{'s' * (classes > 1)}, so labels go from 0 to {classes - 1} (ignore_index is "
+                f"{self.ignore_index}).{hint}"
             )
         return targets.reshape(flat.shape[:2])
 

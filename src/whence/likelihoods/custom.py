@@ -28,6 +28,8 @@ class Custom(Likelihood):
         self._nll, self._sample, self.draws = nll, sample, draws
 
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
+        if len(targets) != len(outputs):
+            raise BadData(f"batch {index}: {len(outputs)} outputs but {len(targets)} targets.")
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -127,8 +127,10 @@ class Poisson(Independent):
 
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         targets = match_shape(outputs, targets, "Poisson", index).to(outputs.dtype)
-        if bool(((targets < 0) | (targets != targets.round())).any()):
-            raise BadData(f"batch {index}: Poisson targets are counts (0, 1, 2, …); another value was met.")
+        wrong = (targets < 0) | (targets != targets.round())
+        if bool(wrong.any()):
+            value = float(targets[wrong][0])
+            raise BadData(f"batch {index}: Poisson targets are counts (0, 1, 2, …), but {value:g} was met.")
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -154,6 +154,7 @@ class Ekfac(Structure):
 
     def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
         if ratio is not None:
+            column_ratio(ratio, what)
             raise BadOption(
                 f"{what}: an 'ekfac' block takes one prior precision. A second one for biases would turn its "
                 "eigenvectors, and the values in them need another pass over the data; use structure='kron'."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from whence.errors import BadOption, one_of
 from whence.functional import Network
 from whence.likelihoods import Likelihood, resolve
 from whence.posteriors.laplace import Laplace, check_damping
-from whence.priors import Prior, PriorPrecision
+from whence.priors import Prior, PriorPrecision, check_numbers
 from whence.randomness import seed_from
 
 CURVATURES = ("auto", "ggn", "mc", "empirical", "kfra", "hessian")
@@ -80,16 +81,19 @@ def laplace(
     if sharing == "reduce" and structure not in ("kron", "ekfac"):
         raise BadOption(f"sharing='reduce' is for structure='kron' and 'ekfac', not {structure!r}.")
     resolved, estimate = resolve(likelihood)
+    check_numbers(prior_precision)
+    mean = check_prior_mean(prior_mean, model)
     network = Network.snapshot(model)
     if device is not None:
         network = network.to(device)
+    if validation is not None:
+        Data(validation, network.device, network.dtype, "validation").require_passes(2, "tuning")
     chosen = selection(layers, network)
     if isinstance(chosen, Mask) and structure != "full":
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
     seed = seed_from(generator) if curvature in ("mc", "auto") else 0
     options = Options(structure, curvature, sharing, Draws(seed, draws), rank, passes, data_size, progress)
     result = fit(network, Data(data, network.device, network.dtype), resolved, estimate, chosen, options)
-    mean = prior_mean if isinstance(prior_mean, Mapping) else float(prior_mean)
     posterior = Laplace(
         plan=result.plan,
         curvature=result.curvature,
@@ -99,15 +103,30 @@ def laplace(
         damping=damping,
         probe=result.probe,
     )
-    for _ in posterior.gaussians():
-        pass  # decomposes every block now, so that a bad one is named here and not at the first prediction
+    for gaussian, _ in posterior.gaussians():
+        _ = gaussian.precision  # decomposed now, so that a bad block is named here and not at the first prediction
     return posterior if validation is None else posterior.tune(validation, progress=progress)
 
 
 def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise BadOption(f"{name}={value} must be at least 1.")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise BadOption(f"{name}={value} must be a whole number, at least 1.")
+
+
+def check_prior_mean(mean: float | Mapping[str, Tensor], model: nn.Module) -> float | Mapping[str, Tensor]:
+    """A finite number, or finite tensors for parameters that the model has."""
+    if not isinstance(mean, Mapping):
+        if not isinstance(mean, (int, float)) or not math.isfinite(mean):
+            raise BadOption(f"prior_mean must be a finite number or a mapping to tensors, not {mean!r}.")
+        return float(mean)
+    known = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    for name, value in mean.items():
+        if name not in known:
+            raise BadOption(f"prior_mean names {name!r}, which the network does not have.")
+        if not bool(torch.isfinite(value).all()):
+            raise BadOption(f"prior_mean of {name!r} must be finite.")
+    return mean
 
 
 def _prior_mean(mean: float | Mapping[str, Tensor], network: Network) -> float | dict[str, Tensor]:

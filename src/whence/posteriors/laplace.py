@@ -260,8 +260,8 @@ class Laplace(WeightPosterior):
 
     def with_data_scale(self, scale: float) -> Laplace:
         """As if the data had been seen ``scale`` times (Ritter's section 3.4: N as a hyperparameter)."""
-        if not scale > 0:
-            raise BadOption(f"the data scale must be positive, not {scale}.")
+        if not 0 < scale < float("inf"):
+            raise BadOption(f"the data scale must be positive and finite, not {scale}.")
         return replace(self, data_scale=float(scale), tuning=None)
 
     def tune(

@@ -8,7 +8,6 @@ then made finer around it.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import Data, size_of
-from whence.errors import BadOption, Notice, one_of
+from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
 from whence.predictive import linearised
@@ -82,16 +81,10 @@ def tune(
     network = posterior.network
     loader = Data(data, network.device, network.dtype, "validation")
     loader.require_passes(2, "tuning")
-    if method == "linearised" and not _flat(posterior, loader):
+    if method == "linearised" and len(posterior.record.output_shape) != 1:
         raise BadOption("dense outputs are tuned with method='sampled'.")
     search = _Search(posterior, loader, method, data_scale, num_samples, generator, progress)
     return search.run(per_layer)
-
-
-def _flat(posterior: Laplace, loader: Data) -> bool:
-    batch = next(iter(loader))
-    with torch.no_grad():
-        return posterior.network(batch.inputs).dim() == 2
 
 
 class _Search:
@@ -331,10 +324,8 @@ def _warn_if_harmful(posterior: Laplace) -> None:
     prediction = posterior.predict(posterior.probe[0])
     confidence = float(prediction.confidence.mean())  # type: ignore[union-attr]
     if confidence < accuracy - 0.01:
-        warnings.warn(
+        notice(
             f"the prior that the evidence chose makes the network underconfident: mean confidence {confidence:.1%} on "
             f"training data that it classifies with {accuracy:.1%} accuracy. Tune on validation data instead: "
-            "posterior.tune(validation_data).",
-            Notice,
-            stacklevel=5,
+            "posterior.tune(validation_data)."
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import as_inputs, take, tensors_in
+from whence.batches import tensors_in
 from whence.errors import BadOption, one_of
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
@@ -36,7 +36,7 @@ def predict(
     if num_samples is not None and num_samples < 1:
         raise BadOption(f"num_samples={num_samples} is not positive.")
     if method is None:
-        method = "linearised" if joint or _flat_outputs(posterior, x) else "sampled"
+        method = "linearised" if joint or len(posterior.record.output_shape) == 1 else "sampled"
     one_of(method, ("linearised", "sampled"), "method")
     if method == "sampled":
         if joint:
@@ -55,16 +55,6 @@ def predict(
     if joint:
         return linearised.joint(posterior, x)
     return _linearised(posterior, x, link, num_samples or LINK_POINTS)
-
-
-def _flat_outputs(posterior: Laplace, x: Any) -> bool:
-    """Whether outputs are [N, C]; only asked of inputs that can be looked at twice."""
-    if not (isinstance(x, (Tensor, tuple, dict))):
-        return True
-    network = posterior.network
-    piece = next(as_inputs(x, network.device, network.dtype, 1))
-    with torch.no_grad():
-        return network(take(piece, slice(0, 1))).dim() == 2
 
 
 def _linearised(posterior: Laplace, x: Any, link: Link, num_samples: int) -> Prediction:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, as_inputs, cut, size_of, take, tensors_in
+from whence.batches import Inputs, as_inputs, check_finite, cut, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
 from whence.curvature.jacobian import Gradients, budget
 from whence.errors import NotDefined, TooLarge
@@ -79,6 +79,7 @@ def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients
     wanted = any(t.requires_grad for t in tensors_in(inputs))
     recording = plan.record(inputs, size_of(inputs), keep_graph=wanted)
     require_flat(recording.outputs)
+    check_finite(recording.outputs, "the outputs of the network", 0)
     grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
     outputs = recording.outputs if wanted else recording.outputs.detach()
     return outputs, grads

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, as_inputs, size_of
+from whence.batches import Inputs, as_inputs, check_finite, size_of
 from whence.curvature.jacobian import budget
 from whence.functional import Network
 from whence.likelihoods import Likelihood
@@ -51,7 +51,9 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
 
     def predict(self, x: Any) -> Prediction:
         """Predict with exactly these draws."""
-        return predict_draws(self.likelihood, self.outputs(x))
+        outputs = self.outputs(x)
+        check_finite(outputs, "the outputs under the weight draws", 0)
+        return predict_draws(self.likelihood, outputs)
 
     def _piece(self, inputs: Inputs) -> Tensor:
         if self._vectorised:
