@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,9 @@ def to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None
     """Move tensors to ``device``; floating-point ones to ``dtype`` as well."""
 
     def move(t: Tensor) -> Tensor:
+        if t.is_inference():
+            with torch.inference_mode(False):
+                t = t.clone()
         return t.to(device, dtype) if dtype is not None and t.is_floating_point() else t.to(device)
 
     return map_tensors(move, value)
@@ -92,6 +96,15 @@ def concatenate(parts: list[Inputs]) -> Inputs:
     if isinstance(first, (tuple, list)):
         return type(first)(concatenate(list(items)) for items in zip(*parts, strict=True))
     return first
+
+
+def from_numpy(value: Any) -> Any:
+    """NumPy arrays as tensors, in a nest of tuples, lists and mappings."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, (tuple, list)) and any(isinstance(item, np.ndarray) for item in value):
+        return type(value)(from_numpy(item) for item in value)
+    return value
 
 
 def is_pair(data: Any) -> bool:
@@ -131,6 +144,7 @@ class Data:
     """A data set as whence reads it: checked batches on one device, as many passes as it can give."""
 
     def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, name: str = "data") -> None:
+        source = from_numpy(source)
         self.source, self.device, self.dtype, self.name = source, device, dtype, name
         if is_pair(source):
             inputs, targets = source
@@ -218,8 +232,9 @@ def check_finite(value: Any, what: str, index: int) -> None:
 
 def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:
     """Pieces of what ``predict`` takes: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
+    x = from_numpy(x)
     if isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x)):
-        pieces: Iterable[Inputs] = [x]
+        pieces: Iterable[Inputs] = [inputs_of(x) if isinstance(x, Mapping) else x]
     elif isinstance(x, Iterable):
         pieces = (inputs_of(batch) for batch in x)
     else:

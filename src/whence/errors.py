@@ -44,7 +44,7 @@ class BadFile(WhenceError, ValueError):
     """A posterior file that is truncated, of another network, or not safetensors."""
 
 
-class NotDefined(WhenceError, ValueError):
+class NotDefined(WhenceError, ValueError, AttributeError):
     """A quantity that has no meaning for this posterior or prediction."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
+        self.hash = ""  # of the weights and buffers, when the snapshot was taken
 
     @classmethod
     def snapshot(cls, model: nn.Module) -> Network:
@@ -33,12 +35,16 @@ class Network:
         network = cls(copy_module(unwrap(model)).eval())
         if not network.params:
             raise BadData(f"the model ({type(model).__name__}) has no parameters.")
+        lazy = [n for n, p in network.params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
+        if lazy:
+            raise BadData(f"the parameter {lazy[0]!r} has no values yet; run or load the network first.")
         devices = {p.device for p in network.params.values()}
         if len(devices) > 1:
             raise BadData(f"the parameters lie on several devices ({sorted(map(str, devices))}); put them on one.")
         for name, p in network.params.items():
             if not bool(torch.isfinite(p).all()):
                 raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
+        network.hash = weights_hash(network.module)
         return network
 
     @property
@@ -62,7 +68,15 @@ class Network:
         return [n for n, p in self.module.named_parameters(remove_duplicate=False) if p is target]
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        return output_tensor(call(self.module, inputs))
+        args, kwargs = arguments(inputs)
+        try:
+            return output_tensor(self.module(*args, **kwargs))
+        except TypeError as error:
+            given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
+            raise BadData(
+                f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is spread, a "
+                "mapping becomes keywords."
+            ) from error
 
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
@@ -73,19 +87,21 @@ class Network:
         """A copy on another device or in another floating-point type."""
         moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
         moved.select([n for n, p in self.params.items() if p.requires_grad])
+        moved.hash = self.hash
         return moved
 
-    def weights_hash(self) -> str:
-        """Hash of the names, shapes and values of all parameters and buffers."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.module.state_dict().items()):
-            if not isinstance(tensor, Tensor):
-                continue
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            value = tensor.detach().cpu().contiguous()
-            value = value.to(torch.float32) if value.is_floating_point() else value
-            digest.update(value.view(-1).numpy().tobytes())
-        return digest.hexdigest()
+
+def weights_hash(module: nn.Module) -> str:
+    """Hash of the names, shapes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, Tensor):
+            continue
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        value = tensor.detach().cpu().contiguous()
+        value = value.to(torch.float32) if value.is_floating_point() else value
+        digest.update(value.view(-1).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -102,6 +118,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 def copy_module(model: nn.Module) -> nn.Module:
     """A deep copy that also copes with computed tensors kept as attributes (old-style weight norm)."""
     memo: dict[int, Any] = {}
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedLayer("a scripted module hides its layers; pass the nn.Module that it was scripted from.")
     for part in model.modules():
         for value in vars(part).values():
             if isinstance(value, Tensor) and not value.is_leaf:
@@ -115,6 +133,9 @@ def copy_module(model: nn.Module) -> nn.Module:
         ) from error
     for p in copied.parameters():
         p.grad = None
+    for part in copied.modules():  # hooks that watch or change gradients in training have no part in the posterior
+        part._backward_hooks.clear()
+        part._backward_pre_hooks.clear()
     return copied
 
 
@@ -138,11 +159,6 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def call(module: nn.Module, inputs: Inputs) -> Any:
-    args, kwargs = arguments(inputs)
-    return module(*args, **kwargs)
-
-
 def output_tensor(output: Any) -> Tensor:
     """The tensor of raw outputs: what the module returns, or its ``logits``."""
     if isinstance(output, Tensor):
@@ -156,6 +172,29 @@ def output_tensor(output: Any) -> Tensor:
     )
 
 
+class _FusedAttentionOff:
+    """Switches torch's fused attention and encoder kernels off while any thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._was = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.mha.set_fastpath_enabled(self._was)
+
+
+fused_attention_off = _FusedAttentionOff()
+
+
 @contextlib.contextmanager
 def differentiable(network: Network) -> Iterator[None]:
     """Settings under which every backward pass that whence needs is allowed.
@@ -163,16 +202,12 @@ def differentiable(network: Network) -> Iterator[None]:
     The fused attention and encoder kernels are off, attention uses its plain form (it can be differentiated
     twice and batched), and cuDNN is off for recurrent networks (its kernels refuse evaluation mode).
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    recurrent = any(isinstance(m, nn.RNNBase) for m in network.module.modules())
+    recurrent = network.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in network.module.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if recurrent and network.device.type == "cuda":
+        stack.enter_context(fused_attention_off)
+        if recurrent:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+        yield

@@ -54,7 +54,7 @@ def save(posterior: Laplace, path: str | Path) -> None:
         "whence": __version__,
         "torch": torch.__version__,
         "kind": "laplace",
-        "weights": posterior.network.weights_hash(),
+        "weights": posterior.network.hash,
         "names": {n: list(p.shape) for n, p in posterior.network.params.items()},
         "likelihood": posterior.likelihood.spec(),
         "options": asdict(posterior.curvature.options),
@@ -190,7 +190,7 @@ def _check_network(path: str | Path, meta: dict[str, Any], network: Network) -> 
         wrong = [n for n in {**names, **meta["names"]} if names.get(n) != meta["names"].get(n)]
         here, there = names.get(wrong[0], "missing"), meta["names"].get(wrong[0], "missing")
         raise BadFile(f"{path} belongs to another network: {wrong[0]!r} is {here} here and {there} in the file.")
-    if network.weights_hash() != meta["weights"]:
+    if network.hash != meta["weights"]:
         raise BadFile(
             f"{path} belongs to a network with the same shapes but other weights. Load the weights it was fitted with "
             "into the model first."

@@ -48,7 +48,7 @@ class PriorPrecision:
         for block in blocks:
             for p in block.params:
                 if isinstance(given, Prior):
-                    low = given.bias is not None and p.name.endswith("bias")
+                    low = given.bias is not None and is_bias(p.name)
                     values[p.name] = positive(given.bias if low else given.weight, f"of {p.name}")
                 else:
                     values[p.name] = positive(given, "")
@@ -100,6 +100,11 @@ class PriorPrecision:
         return f"{min(numbers):.3g} … {max(numbers):.3g}, by parameter"
 
 
+def is_bias(name: str) -> bool:
+    """Whether a parameter is a bias, by its own name (``bias``, ``in_proj_bias``, ``bias_ih_l0``)."""
+    return "bias" in name.rpartition(".")[2]
+
+
 def check_numbers(given: Any) -> None:
     """Refuse what can be refused before the data are read."""
     if isinstance(given, Prior):
@@ -139,7 +144,7 @@ def _from_mapping(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str
                 )
             used.add(match)
             values[p.name] = _entry(given[match], p)
-    unknown = set(given) - used
+    unknown = set(given) - used - {"*"}
     if unknown:
         names = ", ".join(b.name for b in blocks[:8])
         raise BadOption(f"the prior precision names {sorted(unknown)[0]!r}, which is no layer. Layers: {names}.")

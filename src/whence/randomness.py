@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,6 +58,21 @@ def _sobol_normals(count: int, dims: int) -> Tensor:
     normals = normal_from_uniform(points)
     normals = normals - normals.mean(0)
     return normals / normals.std(0, correction=0).clamp(min=1e-12)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Standard normal points: quasi-random and always the same, or random from a seed."""
+
+    count: int
+    seed: int | None = None
+
+    def normals(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """[count, dims]."""
+        if self.seed is None:
+            return quasi_normals(self.count, dims, device, dtype)
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.count, dims, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def quasi_normals(count: int, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:

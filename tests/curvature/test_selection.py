@@ -125,7 +125,7 @@ def test_subnetwork(by: str) -> None:
 
 def test_structures_say_what_each_block_got() -> None:
     posterior = fitted(ALL["vit"](0))
-    rows = {row.name: row for row in posterior.structures}
+    rows = posterior.structures
     assert {row.structure for row in rows.values()} == {"kron", "dense", "diag"}
     assert all(row.reason for row in rows.values() if row.structure != "kron")
     assert sum(row.parameters for row in rows.values()) == posterior.parameters

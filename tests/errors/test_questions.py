@@ -52,11 +52,12 @@ def test_link_of_weight_draws() -> None:
         fit().predict(X, method="sampled", joint=True)
 
 
-def test_generator_of_what_is_not_random() -> None:
-    with refused(BadOption, "generator", "linearised", "method='sampled'"):
-        fit().predict(X, generator=torch.Generator())
-    with refused(BadOption, "generator", "linearised"):
-        fit().predict(X, joint=True, generator=torch.Generator())
+def test_generator_of_the_linearised_link_is_used() -> None:
+    posterior = fit()
+    one, same, other = (posterior.predict(X, generator=torch.Generator().manual_seed(s)).probs for s in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert float((one - posterior.predict(X).probs).abs().max()) < 0.2
 
 
 def test_evidence_of_factored_damping() -> None:

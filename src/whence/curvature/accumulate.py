@@ -105,6 +105,8 @@ class DiagonalAccumulator(Accumulator):
 def matrix_squares(parts: list[MatrixPart], native: tuple[int, ...], grads: Gradients) -> Tensor:
     """Σ_{k,n} (Σ_t g aᵀ)², [E, O, D]."""
     total = parts[0].a.new_zeros(native) if parts else grads.columns.new_zeros(native)
+    if not parts:
+        return total  # the layer was not called in this batch
     if is_unshared(parts, native[0]):
         part = parts[0]
         squares = part.g.square().sum(0).squeeze(2)  # [E, N, O]

@@ -78,7 +78,7 @@ class Curvature:
         power = 4 if self.options.curvature == "empirical" else 2
         factor = (self.record.noise / noise) ** power
         return replace(
-            self, structures=[s.scaled(factor) for s in self.structures], record=self.record.with_noise(noise)
+            self, structures=[s.reweighted(factor) for s in self.structures], record=self.record.with_noise(noise)
         )
 
     def merged(self, other: Curvature) -> Curvature:
@@ -335,7 +335,8 @@ class _Replay:
         self._sums.append(total)
         if abs(total - self._sums[0]) > 1e-4 * (abs(self._sums[0]) + 1e-12):
             raise BadData(
-                f"the data changed between two passes (random augmentation?), but structure={structure!r} needs the "
+                f"the data changed between two passes (random augmentation, dropped batches, or dropout that stays on in "
+                f"evaluation mode?), but structure={structure!r} needs the "
                 "same data in each. Draw the augmented data once and pass it as tensors, or use structure='kron', "
                 "which needs one pass (passes=… averages several)."
             )

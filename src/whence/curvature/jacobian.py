@@ -276,7 +276,9 @@ class Plan:
     def make(cls, network: Network, selected: list[str], inputs: Inputs) -> Plan:
         """Inspect the network on some inputs, and partition the selected parameters."""
         inspection = inspect(network, selected, inputs)
-        return cls(network, plan(network, selected, inspection), inspection)
+        blocks = plan(network, selected, inspection)
+        inspection.uses.clear()  # they hold the graph of the inspected pass
+        return cls(network, blocks, inspection)
 
     def record(self, inputs: Inputs, size: int, keep_graph: bool = False) -> Recording:
         """Run a batch forward; with ``keep_graph`` what it saw stays differentiable in the inputs."""

@@ -70,19 +70,21 @@ def candidates(lead: tuple[int, ...], size: int) -> list[Layout]:
     return found
 
 
-def find_layout(use: Use, gradients_of: dict[int, Tensor], size: int) -> Layout | None:
-    """The layout under which a gradient that starts at example j stays with example j."""
-    canonical = {j: use.rule.gradient(g) for j, g in gradients_of.items()}
-    start, lead = lead_dims(use, next(iter(canonical.values())))
+def find_layout(use: Use, by_example: Tensor, size: int) -> Layout | None:
+    """The layout under which a gradient that starts at example j stays with example j; None if there is none.
+
+    ``by_example`` is [N, *shape]: its j-th entry started at example j alone.
+    """
+    canonical = use.rule.gradient(by_example)
+    start, lead = lead_dims(use, canonical)
+    fitting = []
     for layout in candidates(lead, size):
-        for j, g in canonical.items():
-            energy = layout.examples_first(g, start, size).abs().movedim(start, 0).flatten(1).amax(1)  # [N]
-            others = torch.arange(size, device=energy.device) != j
-            if bool(energy[others].max() > 1e-6 * energy.max()):
-                break
-        else:
-            return layout
-    return None
+        moved = layout.examples_first(canonical, start, size).abs().movedim(start, 1)
+        energy = moved.flatten(2).amax(2)  # [j, N]
+        if float((energy - energy.diagonal().diag()).max()) <= 1e-6 * float(energy.max()):
+            fitting.append(layout)
+    dead = not bool(canonical.any())
+    return fitting[0] if fitting and not (dead and len(fitting) > 1) else None
 
 
 def rebuilt(use: Use, g: Tensor) -> dict[str, tuple[Ref, Tensor]]:
@@ -147,14 +149,12 @@ def inspect(network: Network, selected: list[str], inputs: Inputs) -> Inspection
 
 def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
     probe = probe_like(seen.outputs)
-    every = range(len(seen.uses))
-    by_example: dict[int, list[Tensor]] = {}
-    for j in (0, size - 1):
-        alone = torch.zeros_like(probe)
-        alone[j] = probe[j]
-        by_example[j] = seen.backward(alone.unsqueeze(0), every)
+    alone = torch.zeros(size, *probe.shape, dtype=probe.dtype, device=probe.device)
+    every = torch.arange(size, device=probe.device)
+    alone[every, every] = probe
+    grads = seen.backward(alone, range(len(seen.uses)))
     for i, use in enumerate(seen.uses):
-        layout = find_layout(use, {j: grads[i] for j, grads in by_example.items()}, size)
+        layout = find_layout(use, grads[i], size)
         if layout is not None:
             found.layouts[use.key] = layout
             continue
@@ -168,6 +168,7 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
     params = [network.params[name] for name in selected]
     with differentiable(network):
         true = gradients(network, seen.outputs, params, probe.unsqueeze(0), False)
+    true = [t if t is None or not t.is_sparse else t.to_dense() for t in true]
     sums = {name: torch.zeros_like(network.params[name].detach()) for name in selected}
     for use, g in zip(seen.uses, seen.backward(probe.unsqueeze(0), range(len(seen.uses))), strict=True):
         with torch.no_grad():

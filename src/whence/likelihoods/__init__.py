@@ -41,6 +41,8 @@ def resolve(likelihood: Likelihood | str) -> tuple[Likelihood, bool]:
     """The likelihood object, and whether its noise is to be estimated from the training residuals."""
     if isinstance(likelihood, Likelihood):
         return likelihood, False
+    if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+        raise BadOption(f"likelihood is the class {likelihood.__name__}; pass an instance: {likelihood.__name__}(...).")
     if not isinstance(likelihood, str):
         raise BadOption(f"likelihood must be a whence.Likelihood or a name, not a {type(likelihood).__name__}.")
     name = one_of(likelihood, BY_NAME, "likelihood")

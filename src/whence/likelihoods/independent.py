@@ -39,7 +39,8 @@ class Bernoulli(Independent):
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").flatten(1)
+        loss = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        return loss.reshape(len(loss), -1)
 
     def weight(self, outputs: Tensor) -> Tensor:
         p = self.flatten(outputs).sigmoid()
@@ -134,7 +135,8 @@ class Poisson(Independent):
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.exp() - targets * outputs + torch.lgamma(targets + 1)).flatten(1)
+        loss = outputs.exp() - targets * outputs + torch.lgamma(targets + 1)
+        return loss.reshape(len(loss), -1)
 
     def weight(self, outputs: Tensor) -> Tensor:
         return self.flatten(outputs).exp()

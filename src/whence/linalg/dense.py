@@ -8,7 +8,7 @@ from torch import Tensor
 from whence.errors import NotConverged, NotPositiveDefinite
 
 SMALL = 2048  # decomposed in float64 up to here on the CPU
-NEGATIVE = {torch.float64: 1e-9, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
+NEGATIVE = {torch.float64: 1e-6, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
 SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
 
 

@@ -149,18 +149,25 @@ class LowRankSpectral(Spectral):
     def kernel(self) -> int:
         return self.vectors.shape[0] - self.vectors.shape[1]
 
+    def outside(self, v: Tensor) -> Tensor:
+        """The part of v that is orthogonal to the stored eigenvectors (taken out twice, against rounding)."""
+        for _ in range(2):
+            v = v - (v @ self.vectors) @ self.vectors.mT
+        return v
+
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
-        return rest * v + ((v @ self.vectors) * (w - rest)) @ self.vectors.mT
+        return rest * self.outside(v) + ((v @ self.vectors) * w) @ self.vectors.mT
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
         return self.apply(w, noise, rest)
 
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        return rest + self.vectors.square() @ (w - rest)
+        squares = self.vectors.square()
+        return rest * (1 - squares.sum(1)).clamp(min=0) + squares @ w
 
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
-        turned = rows @ self.vectors
-        return rest * (rows @ rows.mT) + (turned * (w - rest)) @ turned.mT
+        turned, left = rows @ self.vectors, self.outside(rows)
+        return rest * (left @ left.mT) + (turned * w) @ turned.mT
 
 
 def dense(spectral: Spectral, w: Tensor, rest: Tensor) -> Tensor:

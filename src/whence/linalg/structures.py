@@ -53,6 +53,10 @@ class Structure(ABC):
         """factor · H."""
         return self.replaced({key: value * factor for key, value in self.tensors().items()})
 
+    def reweighted(self, factor: float) -> Structure:
+        """factor · H as a change of the loss, not of the number of examples; they differ where counts are kept."""
+        return self.scaled(factor)
+
     def replaced(self, tensors: Mapping[str, Tensor]) -> Structure:
         """The same structure with other tensors."""
         return type(self)(**tensors)
@@ -105,7 +109,7 @@ class Symmetric(Dense):
             half = ratio.rsqrt().to(matrix.dtype)
             matrix = half.unsqueeze(1) * matrix * half
         values, vectors = torch.linalg.eigh(matrix)
-        return DenseSpectral(values.to(self.matrix.dtype), vectors.to(self.matrix.dtype))
+        return DenseSpectral(values.to(self.matrix.dtype), vectors.to(self.matrix.dtype).contiguous())
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,11 @@ class Kronecker(Structure):
     @property
     def mean_input(self) -> Tensor:
         """A, [E, D, D]."""
-        return self.inputs / self.count.clamp(min=1).to(self.inputs.dtype)[:, None, None]
+        count = torch.where(self.count > 0, self.count, 1.0)
+        return self.inputs / count.to(self.inputs.dtype)[:, None, None]
+
+    def reweighted(self, factor: float) -> Structure:
+        return Kronecker(self.inputs, self.grads * factor, self.count)
 
     def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
         a = self.mean_input

@@ -26,13 +26,11 @@ class Posterior(ABC):
         """The prediction for inputs or a loader."""
 
     @abstractmethod
-    def draw(
-        self, num_samples: int = 1, *, generator: torch.Generator | None = None
-    ) -> Sequence[Callable[[Any], Tensor]]:
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> Sequence[Callable[[Any], Tensor]]:
         """Functions x → raw outputs."""
 
     @abstractmethod
-    def as_module(self, num_samples: int = 20, *, generator: torch.Generator | None = None) -> nn.Module:
+    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
         """An ``nn.Module`` for serving."""
 
     @abstractmethod
@@ -48,7 +46,7 @@ class WeightPosterior(Posterior):
     """A posterior over weights."""
 
     @abstractmethod
-    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Parameter name → draws [S, *shape]."""
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,23 +110,19 @@ def _per_layer_joint(posterior: Laplace, rounds: int = 200) -> Laplace:
             factor = min(max(factor, 1e-3), 1e3)
             moved = max(moved, abs(math.log(factor)))
             factors.update({p.name: factor for p in block.params})
-        posterior = _with(posterior, factors)
+        posterior = replace(_with(posterior, factors), _decompositions={})  # one at a time: each is P × P
         if moved < 1e-6:
             break
     return posterior
 
 
 def _with(posterior: Laplace, factors: dict[str, float]) -> Laplace:
-    from dataclasses import replace
-
     limited = {name: min(max(f, 1e-12), 1e12) for name, f in factors.items()}
     return replace(posterior, prior=posterior.prior.scaled_by(limited))
 
 
 def best_noise(posterior: Laplace) -> Laplace:
     """The Gaussian noise that maximises the evidence at this prior: σ² = SSE / (n − γ), a fixed point."""
-    from dataclasses import replace
-
     record = posterior.record
     assert isinstance(posterior.likelihood, Gaussian)
     gamma = sum(float(g.effective_parameters()) for g, _ in posterior.gaussians())

@@ -35,13 +35,12 @@ COVARIANCE_LIMIT = 2 * 2**30  # bytes
 
 @dataclass(frozen=True)
 class Assigned:
-    """Which structure a block got, and why; one row of ``posterior.structures``."""
+    """Which structure a block got, and why; one entry of ``posterior.structures``."""
 
-    name: str
-    kind: str
+    kind: str  # class of the module
     parameters: int
     structure: str
-    reason: str
+    reason: str  # why it is not the one that was asked for; empty where it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +77,11 @@ class Laplace(WeightPosterior):
         return record
 
     @property
-    def structures(self) -> list[Assigned]:
-        """Which block got which structure, and why."""
+    def structures(self) -> dict[str, Assigned]:
+        """Which block got which structure, and why, by the block's name."""
         whole = {"full": "full", "lowrank": "lowrank"}.get(self.curvature.options.structure)
         whole = "full, inside a mask" if self.curvature.keep is not None else whole
-        return [Assigned(b.name, b.kind, b.size, whole or b.structure, b.reason) for b in self.blocks]
+        return {b.name: Assigned(b.kind, b.size, whole or b.structure, b.reason) for b in self.blocks}
 
     @property
     def parameters(self) -> int:
@@ -155,7 +154,7 @@ class Laplace(WeightPosterior):
         pieces = flat.split([b.size for b in blocks], dim=-1)
         return {n: v for b, piece in zip(blocks, pieces, strict=True) for n, v in b.scatter(piece).items()}
 
-    def sample(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         if num_samples < 1:
             raise BadOption(f"num_samples={num_samples} is not positive.")
         found: dict[str, Tensor] = {}
@@ -223,18 +222,19 @@ class Laplace(WeightPosterior):
         """Predict for inputs or a loader.
 
         ``"linearised"`` (default for outputs [N, C]) pushes the Gaussian through the network's Jacobian and is
-        a deterministic function of ``x``; ``num_samples`` (256) is then the number of fixed points of the Monte
-        Carlo link. ``"sampled"`` (default for dense outputs) averages ``num_samples`` (100) weight draws.
+        a deterministic function of ``x``: the Monte Carlo link takes ``num_samples`` (256) fixed quasi-random
+        points, or random ones if a ``generator`` is passed. ``"sampled"`` (default for dense outputs) averages
+        ``num_samples`` (100) weight draws.
         """
         from whence.predictive.dispatch import predict
 
         return predict(self, x, method, link, num_samples, generator, joint)
 
-    def draw(self, num_samples: int = 1, *, generator: torch.Generator | None = None) -> WeightDraws:
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
         """Weight draws as functions x → raw outputs; keep them to use as an ensemble."""
         return WeightDraws(self.network, self.sample(num_samples, generator=generator), self.likelihood)
 
-    def as_module(self, num_samples: int = 20, *, generator: torch.Generator | None = None) -> nn.Module:
+    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
         """A module of ``num_samples`` fixed draws that returns (mean, uncertainty, epistemic)."""
         from whence.predictive.serving import serve
 
@@ -306,7 +306,9 @@ class Laplace(WeightPosterior):
         keep = self.curvature.keep
         keep = keep if keep is None else keep.to(network.device)
         curvature = replace(self.curvature, structures=structures, keep=keep)
-        return replace(self, plan=plan, curvature=curvature, probe=None, _decompositions={})
+        mean = self.prior_mean
+        mean = mean if isinstance(mean, float) else {n: m.to(network.device) for n, m in mean.items()}
+        return replace(self, plan=plan, curvature=curvature, prior_mean=mean, probe=None, _decompositions={})
 
     def __repr__(self) -> str:
         options = self.curvature.options
@@ -316,7 +318,7 @@ class Laplace(WeightPosterior):
         else:
             tuned = f"tuned by {self.tuning.criterion}"
         kinds: dict[str, int] = {}
-        for row in self.structures:
+        for row in self.structures.values():
             kinds[row.structure] = kinds.get(row.structure, 0) + 1
         blocks = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         quality = f", training accuracy {record.accuracy:.1%}" if record.accuracy is not None else ""

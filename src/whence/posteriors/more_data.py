@@ -67,7 +67,7 @@ def merge(posterior: Laplace, other: Laplace) -> Laplace:
         if not isinstance(one, Laplace):
             raise BadOption(f"merge takes two Laplace posteriors, not a {type(one).__name__}.")
         refuse_unless_additive(one)
-    if posterior.network.weights_hash() != other.network.weights_hash():
+    if posterior.network.hash != other.network.hash:
         raise BadOption(
             "the two posteriors belong to networks with different weights; only fits of the same one merge."
         )

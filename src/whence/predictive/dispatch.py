@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from whence.batches import tensors_in
-from whence.errors import BadOption, one_of
+from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
 from whence.predictive.predictions import JointPrediction, Prediction, _Lazy
+from whence.randomness import Points, seed_from
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -47,17 +49,13 @@ def predict(
         wanted = any(t.requires_grad for t in tensors_in(x))
         with torch.set_grad_enabled(wanted):
             return draws.predict(x)
-    if generator is not None:
-        raise BadOption(
-            "generator has no effect on method='linearised', whose link uses fixed quasi-random points; use "
-            "method='sampled', or leave it out."
-        )
     if joint:
         return linearised.joint(posterior, x)
-    return _linearised(posterior, x, link, num_samples or LINK_POINTS)
+    seed = None if generator is None else seed_from(generator)
+    return _linearised(posterior, x, link, Points(num_samples or LINK_POINTS, seed))
 
 
-def _linearised(posterior: Laplace, x: Any, link: Link, num_samples: int) -> Prediction:
+def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Prediction:
     found: list[Prediction] = []
     kept: list[Tensor] = []
     size = 0
@@ -66,21 +64,26 @@ def _linearised(posterior: Laplace, x: Any, link: Link, num_samples: int) -> Pre
         size += m.cov.numel() * m.cov.element_size()
         if size <= KEEP_COVARIANCE:
             kept.append(m.cov)
-        found.append(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, num_samples, _replaced))
+        found.append(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced))
 
     def covariance() -> Tensor:
         if size <= KEEP_COVARIANCE:
             return torch.cat(kept)
+        if not isinstance(x, (Tensor, tuple, Mapping)):
+            raise NotDefined(
+                f"the covariance of so many outputs ({size / 2**20:.0f} MiB) is not kept, and a loader cannot be relied "
+                "on to give the same inputs again. Predict from a tensor, or batch by batch."
+            )
         return torch.cat([linearised.moments(posterior, piece).cov for piece in linearised.pieces(posterior, x)])
 
-    return joined(found, posterior, covariance, link, num_samples)
+    return joined(found, posterior, covariance, link, points)
 
 
 def _replaced() -> Tensor:
     raise AssertionError("the covariance of a piece is asked of the whole")
 
 
-def joined(parts: list[Prediction], posterior: Laplace, covariance: Any, link: Link, num_samples: int) -> Prediction:
+def joined(parts: list[Prediction], posterior: Laplace, covariance: Any, link: Link, points: Points) -> Prediction:
     """Predictions of consecutive pieces as one."""
     first = parts[0]
     values: dict[str, Any] = {}
@@ -98,7 +101,7 @@ def joined(parts: list[Prediction], posterior: Laplace, covariance: Any, link: L
             mean = values["logit_mean"]
 
             def samples() -> Tensor:
-                again = predict_gaussian(posterior.likelihood, mean, covariance(), link, num_samples, covariance)
+                again = predict_gaussian(posterior.likelihood, mean, covariance(), link, points, covariance)
                 return again.samples  # type: ignore[union-attr, return-value]
 
         values["_lazy"] = _Lazy(covariance, samples, lazy.why_not)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.batches import Inputs, as_inputs, check_finite, cut, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
-from whence.curvature.jacobian import Gradients, budget
+from whence.curvature.jacobian import Gradients, budget, widened
 from whence.errors import NotDefined, TooLarge
 from whence.predictive.predictions import JointPrediction
 from whence.predictive.projection import project
@@ -82,7 +82,7 @@ def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients
     check_finite(recording.outputs, "the outputs of the network", 0)
     grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
     outputs = recording.outputs if wanted else recording.outputs.detach()
-    return outputs, grads
+    return widened(outputs), grads
 
 
 def moments(posterior: Laplace, inputs: Inputs, by_block: bool = False) -> Moments:

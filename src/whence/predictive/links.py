@@ -26,7 +26,7 @@ from whence.predictive.predictions import (
     binary_entropy,
     entropy_of,
 )
-from whence.randomness import quasi_normals
+from whence.randomness import Points
 
 Link = Literal["mc", "probit", "bridge"]
 LINKS = ("mc", "probit", "bridge")
@@ -36,10 +36,10 @@ SPLIT = (
 )
 
 
-def output_draws(mean: Tensor, cov: Tensor, count: int) -> Tensor:
-    """Draws of the outputs at fixed quasi-random points, [S, N, C]: a function of mean and covariance."""
-    points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
-    return mean + torch.einsum("ncd,sd->snc", psd_root(cov), points)
+def output_draws(mean: Tensor, cov: Tensor, points: Points) -> Tensor:
+    """Draws of the outputs, [S, N, C]: a function of mean and covariance."""
+    normals = points.normals(mean.shape[-1], mean.device, mean.dtype)
+    return mean + torch.einsum("ncd,sd->snc", psd_root(cov), normals)
 
 
 def predict_gaussian(
@@ -47,7 +47,7 @@ def predict_gaussian(
     mean: Tensor,
     cov: Tensor,
     link: Link,
-    num_samples: int,
+    points: Points,
     covariance: Callable[[], Tensor],
 ) -> Prediction:
     """The prediction that a Gaussian over the outputs [N, C] gives."""
@@ -56,34 +56,36 @@ def predict_gaussian(
     if task not in ("classification", "binary") and link != "mc":
         raise BadOption(f"link={link!r} is for classification; a Gaussian over regression outputs needs none.")
     if task == "classification":
-        return _classification(mean, cov, link, num_samples, covariance)
+        return _classification(mean, cov, link, points, covariance)
     if task == "binary":
-        return _binary(mean, cov, link, num_samples, covariance)
+        return _binary(mean, cov, link, points, covariance)
     variance = cov.diagonal(dim1=-2, dim2=-1)
     lazy = _Lazy(covariance)
     if isinstance(likelihood, Gaussian):
         noise = likelihood.variance(mean).reshape(mean.shape)
         return RegressionPrediction(mean, noise, variance, _lazy=lazy)
     if isinstance(likelihood, HeteroscedasticGaussian):
-        return heteroscedastic_from(output_draws(mean, cov, num_samples))
+        return heteroscedastic_from(output_draws(mean, cov, points))
     if task == "count":
-        return count_from(mean, variance, output_draws(mean, cov, num_samples))
+        return count_from(mean, variance, output_draws(mean, cov, points))
     return OutputPrediction(mean, variance, _lazy=lazy)
 
 
 def _classification(
-    mean: Tensor, cov: Tensor, link: Link, count: int, covariance: Callable[[], Tensor]
+    mean: Tensor, cov: Tensor, link: Link, points: Points, covariance: Callable[[], Tensor]
 ) -> ClassificationPrediction:
     if link == "mc":
-        samples = output_draws(mean, cov, count).softmax(-1)
-        lazy = _Lazy(covariance, lambda: output_draws(mean, covariance(), count).softmax(-1))
+        samples = output_draws(mean, cov, points).softmax(-1)
+        lazy = _Lazy(covariance, lambda: output_draws(mean, covariance(), points).softmax(-1))
         return ClassificationPrediction(samples.mean(0), mean, entropy_of(samples).mean(0), lazy)
     lazy = _Lazy(covariance, None, SPLIT.format(link=link))
     probs = probit(mean, cov) if link == "probit" else bridge(mean, cov)
     return ClassificationPrediction(probs, mean, None, lazy)
 
 
-def _binary(mean: Tensor, cov: Tensor, link: Link, count: int, covariance: Callable[[], Tensor]) -> BinaryPrediction:
+def _binary(
+    mean: Tensor, cov: Tensor, link: Link, points: Points, covariance: Callable[[], Tensor]
+) -> BinaryPrediction:
     if link == "bridge":
         raise BadOption("link='bridge' is for several classes; use 'mc' or 'probit' for binary logits.")
     variance = cov.diagonal(dim1=-2, dim2=-1)
@@ -92,8 +94,8 @@ def _binary(mean: Tensor, cov: Tensor, link: Link, count: int, covariance: Calla
         return BinaryPrediction(probs, mean, None, _Lazy(covariance, None, SPLIT.format(link=link)))
 
     def draws(v: Tensor) -> Tensor:
-        points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
-        return (mean + v.clamp(min=0).sqrt() * points.unsqueeze(1)).sigmoid()
+        normals = points.normals(mean.shape[-1], mean.device, mean.dtype)
+        return (mean + v.clamp(min=0).sqrt() * normals.unsqueeze(1)).sigmoid()
 
     samples = draws(variance)
     lazy = _Lazy(covariance, lambda: draws(covariance().diagonal(dim1=-2, dim2=-1)))
@@ -120,8 +122,9 @@ def bridge(mean: Tensor, cov: Tensor) -> Tensor:
     variance = cov.diagonal(dim1=-2, dim2=-1) - row.square() / safe * (total > 1e-12)
     variance = variance.clamp(min=torch.finfo(mean.dtype).tiny ** 0.5)
     log_sum = (-centred).logsumexp(-1, keepdim=True)
-    alpha = (1 - 2 / classes + (centred + log_sum).exp() / classes**2) / variance
-    return alpha / alpha.sum(-1, keepdim=True)
+    offset = torch.tensor(1 - 2 / classes, dtype=mean.dtype, device=mean.device).log()  # −∞ for two classes
+    log_alpha = torch.logaddexp(offset, centred + log_sum - 2 * math.log(classes)) - variance.log()
+    return log_alpha.softmax(-1)
 
 
 def count_from(mean: Tensor, variance: Tensor, log_rates: Tensor) -> CountPrediction:

@@ -260,8 +260,9 @@ class JointPrediction:
         from whence.linalg.dense import psd_root
 
         root = psd_root(self.covariance)
-        noise = torch.randn(num_samples, len(root), generator=generator, dtype=root.dtype, device=root.device)
-        return self.mean + (noise @ root.mT).reshape(num_samples, *self.mean.shape)
+        device = root.device if generator is None else generator.device
+        noise = torch.randn(num_samples, len(root), generator=generator, dtype=root.dtype, device=device)
+        return self.mean + (noise.to(root.device) @ root.mT).reshape(num_samples, *self.mean.shape)
 
 
 Prediction = ClassificationPrediction | BinaryPrediction | RegressionPrediction | CountPrediction | OutputPrediction

@@ -15,7 +15,7 @@ from torch import Tensor
 from whence.curvature.accumulate import is_unshared
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients, MatrixPart
-from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, Spectral
+from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
 from whence.posteriors.block import BlockGaussian
 
 
@@ -45,15 +45,14 @@ class Unshared(Projection):
 
 @dataclass(frozen=True)
 class Rows(Projection):
-    """Turned rows [N, K, P]; ``plain`` [N, K, K] is J Jᵀ where the basis is not complete."""
+    """Turned rows [N, K, P]; ``outside`` [N, K, K] is what lies off an incomplete basis, times its transpose."""
 
     turned: Tensor
-    plain: Tensor | None = None
+    outside: Tensor | None = None
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
-        if self.plain is None:
-            return (self.turned * w.reshape(-1)) @ self.turned.mT
-        return rest * self.plain + (self.turned * (w - rest)) @ self.turned.mT
+        inside = (self.turned * w.reshape(-1)) @ self.turned.mT
+        return inside if self.outside is None else inside + rest * self.outside
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,11 @@ def _project_rows(spectral: Spectral, rows: Tensor) -> Projection:
     """Rows [N, K, P] of a dense, diagonal or low-rank structure."""
     if isinstance(spectral, DiagonalSpectral):
         return Rows(rows)
-    turned = rows @ spectral.vectors  # type: ignore[attr-defined]
-    return Rows(turned, rows @ rows.mT if spectral.kernel else None)
+    if isinstance(spectral, LowRankSpectral):
+        left = spectral.outside(rows)
+        return Rows(rows @ spectral.vectors, left @ left.mT)
+    assert isinstance(spectral, DenseSpectral)
+    return Rows(rows @ spectral.vectors)
 
 
 def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> Projection:
@@ -145,7 +147,8 @@ def _shared_rows(
     if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
         rows = parts[0].rows(every)
     else:
-        rows = parts[0].g.new_zeros(grads.count, grads.recording.size, *native)
+        like = parts[0].g if parts else grads.columns
+        rows = like.new_zeros(grads.count, grads.recording.size, *native)
         for p in parts:
             rows[:, :, p.pairs] = rows[:, :, p.pairs] + p.rows(every)
     rows = rows.transpose(0, 1)

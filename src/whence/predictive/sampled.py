@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, as_inputs, check_finite, size_of
-from whence.curvature.jacobian import budget
-from whence.functional import Network
+from whence.curvature.jacobian import budget, widened
+from whence.functional import Network, fused_attention_off
 from whence.likelihoods import Likelihood
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
@@ -47,7 +47,8 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs of every draw, [S, N, …]."""
-        return torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1)
+        with fused_attention_off:
+            return widened(torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1))
 
     def predict(self, x: Any) -> Prediction:
         """Predict with exactly these draws."""
