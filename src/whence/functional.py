@@ -25,7 +25,17 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
+        self.returns_object = False  # rather than a tensor
         self.hash = ""  # of the weights and buffers, when the snapshot was taken
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has parameters, and so identities, of its own."""
+        vars(self).update(state)
+        self.params = dict(self.module.named_parameters())
+        self.names_by_id = {id(p): name for name, p in self.params.items()}
 
     @classmethod
     def snapshot(cls, model: nn.Module) -> Network:
@@ -70,13 +80,15 @@ class Network:
     def __call__(self, inputs: Inputs) -> Tensor:
         args, kwargs = arguments(inputs)
         try:
-            return output_tensor(self.module(*args, **kwargs))
+            output = self.module(*args, **kwargs)
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             raise BadData(
-                f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is spread, a "
-                "mapping becomes keywords."
+                f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is spread, "
+                "a mapping becomes keywords."
             ) from error
+        self.returns_object = not isinstance(output, Tensor)
+        return output_tensor(output)
 
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""

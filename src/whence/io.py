@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whence._version import __version__
+from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block, MatrixForm, Param
 from whence.curvature.columns import Draws
 from whence.curvature.fit import Curvature, Options
@@ -119,7 +120,11 @@ def _rebuilt(
     likelihood: Likelihood | None,
 ) -> Laplace:
     """The posterior that the file describes."""
-    tensors = {k: v.to(network.device) for k, v in tensors.items()}
+    dtype = accumulation_dtype(network.dtype)
+    tensors = {
+        k: v.to(network.device, dtype if k.startswith(("structure", "spectral")) and not k.endswith("count") else None)
+        for k, v in tensors.items()
+    }
     known = from_spec(meta["likelihood"])
     if known is not None and likelihood is not None and known != likelihood:
         raise BadFile(f"{path} was fitted with {known!r}, not with {likelihood!r}; leave likelihood out.")

@@ -29,10 +29,11 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def example_uniform(seed: int, draw: int, offset: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, offset + n) only."""
+def example_uniform(seed: int, draw: int, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, rows[n]) only."""
     count = int(torch.Size(shape[1:]).numel())
-    rows = torch.arange(offset, offset + shape[0], device=device).unsqueeze(1)
+    device = rows.device
+    rows = rows.unsqueeze(1)
     golden = _signed(0x9E3779B97F4A7C15)
     start = _mix(torch.tensor(_signed(seed + golden * (draw + 1)), device=device))
     keys = _mix(start + golden * (rows + 1))

@@ -55,15 +55,15 @@ def test_the_generator_is_used() -> None:
 
 
 def test_uniform_numbers_are_uniform_and_independent() -> None:
-    u = example_uniform(7, 0, 0, (20_000, 4), torch.device("cpu"))
+    u = example_uniform(7, 0, torch.arange(20_000), (20_000, 4))
     assert 0 < float(u.min()) < float(u.max()) < 1
     assert abs(float(u.mean()) - 0.5) < 0.005
     assert abs(float(u.var()) - 1 / 12) < 0.002
     correlation = torch.corrcoef(torch.cat([u, u.roll(1, 0)], dim=1).T) - torch.eye(8)
     assert float(correlation.abs().max()) < 0.03
-    again = example_uniform(7, 0, 100, (50, 4), torch.device("cpu"))
+    again = example_uniform(7, 0, torch.arange(100, 150), (50, 4))
     assert torch.equal(again, u[100:150])
-    assert not torch.equal(example_uniform(7, 1, 100, (50, 4), torch.device("cpu")), again)
+    assert not torch.equal(example_uniform(7, 1, torch.arange(100, 150), (50, 4)), again)
 
 
 def test_auto_is_exact_for_few_outputs_and_sampled_for_many() -> None:

@@ -7,6 +7,7 @@ context, and leaves nothing behind when an exception passes through it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,9 +144,9 @@ def gradients(
     options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
     if network.batched_backward and len(columns) > 1:
         try:
-            return list(
-                torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options)  # type: ignore[arg-type]
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
         except RuntimeError as error:
             if "out of memory" in str(error):
                 raise

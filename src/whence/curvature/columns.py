@@ -51,18 +51,20 @@ class Columns:
 
 
 def columns_for(
-    curvature: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor, draws: Draws, offset: int
+    curvature: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor, draws: Draws, rows: Tensor
 ) -> Columns:
-    """The columns of a batch whose first example is number ``offset`` of its pass."""
+    """The columns of a batch whose examples have the numbers ``rows`` in the data."""
     outputs = outputs.detach()
-    if curvature == "ggn":
+    if curvature == "ggn" and likelihood.fisher_draws:
+        draws = Draws(draws.seed, likelihood.fisher_draws)
+    elif curvature == "ggn":
         return Columns(likelihood, outputs, likelihood.root(outputs, targets), None)
     if curvature == "empirical":
         return Columns(likelihood, outputs, None, likelihood.gradient(outputs, targets).unsqueeze(0))
     shape = tuple(likelihood.flatten(outputs).shape)
     drawn = []
     for draw in range(draws.count):
-        uniform = example_uniform(draws.seed, draw, offset, shape, outputs.device)
+        uniform = example_uniform(draws.seed, draw, rows, shape)
         drawn.append(likelihood.drawn_gradient(outputs, targets, uniform))
     return Columns(likelihood, outputs, None, torch.stack(drawn) / math.sqrt(draws.count))
 

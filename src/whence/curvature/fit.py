@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,8 +25,8 @@ from whence.curvature.columns import Draws, columns_for
 from whence.curvature.jacobian import Plan, Recording, budget
 from whence.curvature.record import FitRecord, Recorder, warn_if_probabilities
 from whence.curvature.selection import Selection
-from whence.errors import BadData, BadOption, TooLarge, notice
-from whence.functional import Network, refuse_batch_statistics
+from whence.errors import BadData, BadOption, NothingSelected, TooLarge, notice
+from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
 
@@ -54,6 +54,8 @@ class Options:
     passes: int = 1
     data_size: float | None = None
     progress: bool = True
+    estimate_noise: bool = False  # of a Gaussian, from the training residuals
+    first: int = 0  # number of the first example, for its randomness
 
 
 @dataclass(frozen=True)
@@ -105,29 +107,43 @@ class Fit:
 
 
 def fit(
-    network: Network, data: Data, likelihood: Likelihood, estimate_noise: bool, selection: Selection, options: Options
+    network: Network,
+    data: Data,
+    likelihood: Likelihood,
+    selection: Selection,
+    options: Options,
+    seed: Callable[[], int] | None = None,
 ) -> Fit:
-    """Compute the curvature of ``network`` on ``data``."""
+    """Compute the curvature of ``network`` on ``data``; ``seed`` is asked for only if something is drawn."""
     data.require_passes(2 if options.structure in ("ekfac", "lowrank") else 1, f"structure={options.structure!r}")
     data.require_passes(options.passes, f"passes={options.passes}")
     batches = _Replay(data)
     first = batches.peek()
     refuse_batch_statistics(network)
-    with torch.no_grad():
+    with differentiable(network), torch.no_grad():
         outputs = network(first.inputs)
     warn_if_probabilities(likelihood, outputs)
     options = settle(options, likelihood, outputs)
+    if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
+        options = replace(options, draws=replace(options.draws, seed=seed()))
     names = selection.resolve(network, first.inputs)
     network.select(names)
     plan = Plan.make(network, names, first.inputs)
+    if plan.inspection.unused >= set(names):
+        raise NothingSelected(
+            f"none of the {len(names)} selected parameters reaches the output with a gradient. Does the forward pass "
+            "run under torch.no_grad(), detach, or return something that is not computed from them?"
+        )
     plan.blocks[:] = assign(plan.blocks, options.structure)
     _say_fallbacks(plan.blocks, options)
     keep = selection.keep(network, plan.blocks)
     curvature = _compute(plan, batches, likelihood, options, keep)
+    if not curvature.record.targets:
+        raise BadData("the data hold no target that counts: every label is ignore_index.")
     if options.data_size is not None or options.passes > 1:
         size = options.data_size or curvature.record.seen / options.passes
         curvature = curvature.scaled(size / curvature.record.seen)
-    if estimate_noise:
+    if options.estimate_noise and seed is not None:
         likelihood, curvature = _estimated(curvature)
     few = slice(0, min(256, size_of(first.inputs)))
     assert first.targets is not None
@@ -188,7 +204,10 @@ def run(
     """One or several passes over the data into the accumulators."""
     recorder = Recorder(likelihood)
     for batch in batches.passes(options.passes, options.progress, label):
-        recording = plan.record(batch.inputs, size_of(batch.inputs))
+        batch, rows = relevant(batch, likelihood)
+        if not len(rows):
+            continue
+        recording = plan.record(batch.inputs, len(rows))
         assert batch.targets is not None
         targets = likelihood.check(recording.outputs, batch.targets, batch.index)
         recorder.add(recording.outputs, targets, batch.index)
@@ -196,12 +215,24 @@ def run(
             continue
         for accumulator in accumulators:
             accumulator.inputs(recording)
-        columns = columns_for(options.curvature, likelihood, recording.outputs, targets, options.draws, batch.offset)
+        rows = rows + options.first
+        columns = columns_for(options.curvature, likelihood, recording.outputs, targets, options.draws, rows)
         for piece in column_chunks(recording, columns.total):
             grads = recording.differentiate(columns.chunk(piece.start, piece.stop))
             for accumulator in accumulators:
                 accumulator.gradients(grads)
     return recorder.record
+
+
+def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
+    """The examples that the likelihood counts, and their numbers in the data."""
+    assert batch.targets is not None
+    rows = batch.offset + torch.arange(size_of(batch.inputs), device=batch.targets.device)
+    counted = likelihood.counts(batch.targets)
+    if counted is None or len(counted) != len(rows) or bool(counted.all()):
+        return batch, rows
+    which = counted.nonzero().squeeze(1)
+    return replace(batch, inputs=take(batch.inputs, which), targets=batch.targets[which]), rows[which]
 
 
 def column_chunks(recording: Recording, total: int) -> Iterator[slice]:
@@ -335,8 +366,8 @@ class _Replay:
         self._sums.append(total)
         if abs(total - self._sums[0]) > 1e-4 * (abs(self._sums[0]) + 1e-12):
             raise BadData(
-                f"the data changed between two passes (random augmentation, dropped batches, or dropout that stays on in "
-                f"evaluation mode?), but structure={structure!r} needs the "
-                "same data in each. Draw the augmented data once and pass it as tensors, or use structure='kron', "
-                "which needs one pass (passes=… averages several)."
+                "the data changed between two passes (random augmentation, dropped batches, or dropout that stays on "
+                f"in evaluation mode?), but structure={structure!r} needs the same data in each. Draw the augmented "
+                "data once and pass it as tensors, or use structure='kron', which needs one pass (passes=… averages "
+                "several)."
             )

@@ -16,7 +16,7 @@ from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
 from whence.curvature.jacobian import Plan
 from whence.curvature.record import FitRecord, Recorder
-from whence.errors import BadOption
+from whence.errors import BadOption, UnsupportedLayer
 from whence.functional import Network, differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.structures import LowRank, Structure
@@ -45,7 +45,15 @@ def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) 
     for step in range(ITERATIONS):
         if step:
             basis = torch.linalg.qr(product)[0]
-        product, record = _product(plan, batches, likelihood, options, basis)
+        try:
+            product, record = _product(plan, batches, likelihood, options, basis)
+        except (RuntimeError, NotImplementedError) as error:
+            if "out of memory" in str(error):
+                raise
+            raise UnsupportedLayer(
+                f"structure='lowrank' differentiates the backward pass, which an operation here does not allow "
+                f"({error}). Use structure='kron' or 'diag'."
+            ) from error
         batches.same_data(record.loss, "lowrank")
     small = basis.mT @ product
     values, vectors = torch.linalg.eigh((small + small.mT).double() / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class PerExample:
             pull = torch.func.vjp(f, params)[1]
             return torch.func.vmap(pull)(cotangents)[0]
 
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             found = torch.func.vmap(one)(inputs, columns.transpose(0, 1))
         return {name: value.detach().transpose(0, 1) for name, value in found.items()}
 
@@ -52,9 +54,17 @@ class PerExample:
             outputs = self.network(take(inputs, slice(n, n + 1)))
             grads = gradients(self.network, outputs, params, columns[:, n : n + 1], create_graph)
             per_example.append(
-                [p.new_zeros(len(columns), *p.shape) if g is None else g for p, g in zip(params, grads, strict=True)]
+                [
+                    p.new_zeros(len(columns), *p.shape) if g is None else densified(g)
+                    for p, g in zip(params, grads, strict=True)
+                ]
             )
         return {name: torch.stack([row[i] for row in per_example], 1) for i, name in enumerate(self.names)}
+
+
+def densified(g: Tensor) -> Tensor:
+    """A sparse gradient (of an embedding) as a plain tensor."""
+    return g.to_dense() if g.is_sparse else g
 
 
 def _expand(x: Any) -> Any:

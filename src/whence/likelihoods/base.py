@@ -17,6 +17,11 @@ class Likelihood(ABC):
     """How targets arise from outputs. Subclass it, or use :class:`Custom`, for your own."""
 
     task: Task = "outputs"
+    fisher_draws: int | None = None  # label draws that stand in for Λ where it has no exact root
+
+    def counts(self, targets: Tensor) -> Tensor | None:
+        """Which examples have a target that counts, [N]; None for all."""
+        return None
 
     def flatten(self, outputs: Tensor) -> Tensor:
         """``outputs`` as [N, M, C]."""

@@ -72,6 +72,9 @@ class Categorical(Likelihood):
             )
         return targets.reshape(flat.shape[:2])
 
+    def counts(self, targets: Tensor) -> Tensor | None:
+        return (targets != self.ignore_index).reshape(len(targets), -1).any(1)
+
     def mask(self, targets: Tensor) -> Tensor:
         return targets != self.ignore_index
 

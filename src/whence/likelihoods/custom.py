@@ -25,7 +25,8 @@ class Custom(Likelihood):
         sample: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         draws: int = 16,
     ) -> None:
-        self._nll, self._sample, self.draws = nll, sample, draws
+        self._nll, self._sample = nll, sample
+        self.fisher_draws = draws if sample is not None else None
 
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         if len(targets) != len(outputs):
@@ -50,12 +51,12 @@ class Custom(Likelihood):
         return hess.reshape(len(outputs), 1, size, size)
 
     def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._sample is not None:
+        if self._sample is not None and self.fisher_draws:
             columns = []
-            for draw in range(self.draws):
+            for draw in range(self.fisher_draws):
                 generator = torch.Generator(outputs.device).manual_seed(draw)
                 columns.append(self.gradient(outputs, self._sample(outputs.detach(), generator)))
-            return torch.stack(columns, dim=-1) / math.sqrt(self.draws)
+            return torch.stack(columns, dim=-1) / math.sqrt(self.fisher_draws)
         values, vectors = torch.linalg.eigh(self.hessian(outputs, targets).double())
         lowest, highest = float(values.min()), float(values.abs().max())
         if lowest < -1e-6 * max(highest, 1e-12):

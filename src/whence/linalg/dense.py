@@ -68,6 +68,8 @@ def _eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 
 def psd_root(matrix: Tensor) -> Tensor:
     """L with L Lᵀ = matrix up to a jitter far below rounding's reach; differentiable, batched."""
+    if not bool(torch.isfinite(matrix).all()):
+        return torch.full_like(matrix, torch.nan)
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(matrix.dtype).tiny)
     eye = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
     for power in (1e-7, 1e-6, 1e-5, 1e-4) if matrix.dtype != torch.float64 else (1e-13, 1e-11, 1e-9, 1e-6):

@@ -23,6 +23,7 @@ from whence.randomness import seed_from
 CURVATURES = ("auto", "ggn", "mc", "empirical", "kfra", "hessian")
 
 
+@torch.inference_mode(False)
 def laplace(
     model: nn.Module,
     data: Any,
@@ -91,9 +92,9 @@ def laplace(
     chosen = selection(layers, network)
     if isinstance(chosen, Mask) and structure != "full":
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
-    seed = seed_from(generator) if curvature in ("mc", "auto") else 0
-    options = Options(structure, curvature, sharing, Draws(seed, draws), rank, passes, data_size, progress)
-    result = fit(network, Data(data, network.device, network.dtype), resolved, estimate, chosen, options)
+    options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
+    loader = Data(data, network.device, network.dtype)
+    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator))
     posterior = Laplace(
         plan=result.plan,
         curvature=result.curvature,

@@ -15,7 +15,7 @@ from whence.curvature.blocks import Block
 from whence.curvature.fit import Curvature
 from whence.curvature.jacobian import Plan
 from whence.curvature.record import FitRecord
-from whence.errors import BadOption, TooLarge, one_of
+from whence.errors import BadOption, NotDefined, TooLarge, one_of
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.spectral import Spectral, dense
@@ -238,6 +238,8 @@ class Laplace(WeightPosterior):
         """A module of ``num_samples`` fixed draws that returns (mean, uncertainty, epistemic)."""
         from whence.predictive.serving import serve
 
+        if self.probe is not None and not isinstance(self.probe[0], Tensor):
+            raise NotDefined("as_module() serves networks that take one tensor; use draw() for several inputs.")
         return serve(self.draw(num_samples, generator=generator))
 
     def where(self, x: Any = None) -> Where:

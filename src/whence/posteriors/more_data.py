@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
 
+@torch.inference_mode(False)
 def update(posterior: Laplace, data: Any, progress: bool) -> Laplace:
     """See :meth:`whence.posteriors.laplace.Laplace.update`."""
     refuse_unless_additive(posterior)
     network = posterior.network
-    options = replace(posterior.curvature.options, progress=progress, passes=1, data_size=None)
+    seen = posterior.curvature.record.seen
+    options = replace(posterior.curvature.options, progress=progress, passes=1, data_size=None, first=seen)
     loader = Data(data, network.device, network.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # said at the first fit
-        chosen = fit(network, loader, posterior.likelihood, False, same_selection(posterior), options)
+        chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options)
+    if noise_is_estimated(posterior):
+        return _pooled(posterior, chosen.curvature)
     return with_more(posterior, chosen.curvature)
 
 
@@ -58,8 +62,8 @@ def refuse_unless_additive(posterior: Laplace) -> None:
 def merge(posterior: Laplace, other: Laplace) -> Laplace:
     """Two fits of the same network on different data, as one fit on both.
 
-    Hyperparameters (prior, data scale) are those of the first; the Gaussian noise, where it was estimated, is
-    pooled.
+    Hyperparameters (prior, data scale) are those of the first. A Gaussian noise that was estimated from the
+    residuals in both is estimated from all of them; one that was given or tuned must be the same.
     """
     from whence.posteriors.laplace import Laplace
 
@@ -71,12 +75,13 @@ def merge(posterior: Laplace, other: Laplace) -> Laplace:
         raise BadOption(
             "the two posteriors belong to networks with different weights; only fits of the same one merge."
         )
-    mine, theirs = posterior.likelihood, other.likelihood
-    if isinstance(mine, Gaussian) and isinstance(theirs, Gaussian) and mine != theirs:
-        return _pooled(posterior, other)
-    if mine != theirs:
-        raise BadOption(f"the likelihoods differ: {mine!r} and {theirs!r}.")
     _refuse_different_options(posterior, other)
+    if noise_is_estimated(posterior) and noise_is_estimated(other):
+        return _pooled(posterior, other.curvature)
+    if posterior.likelihood != other.likelihood:
+        raise BadOption(
+            f"the likelihoods differ: {posterior.likelihood!r} and {other.likelihood!r}. Fit both with the same one."
+        )
     return with_more(posterior, other.curvature)
 
 
@@ -88,18 +93,20 @@ def _refuse_different_options(posterior: Laplace, other: Laplace) -> None:
             raise BadOption(f"the two fits differ in {option}: {mine!r} and {theirs!r}.")
 
 
-def _pooled(posterior: Laplace, other: Laplace) -> Laplace:
-    """Both at the noise of all residuals together."""
-    if posterior.curvature.record.noise is None or other.curvature.record.noise is None:
-        raise BadOption("the two fits differ in their vector of noise; fit both with the same Gaussian(noise=…).")
-    _refuse_different_options(posterior, other)
-    squares = posterior.record.squares + other.record.squares
-    count = posterior.record.targets + other.record.targets
-    noise = (squares / count) ** 0.5
-    first = replace(
-        posterior, curvature=posterior.curvature.with_noise(noise), likelihood=Gaussian(noise), _decompositions={}
-    )
-    return with_more(first, other.curvature.with_noise(noise))
+def noise_is_estimated(posterior: Laplace) -> bool:
+    """Whether the noise is still the one estimated from the training residuals."""
+    record = posterior.curvature.record
+    likelihood = posterior.likelihood
+    estimated = posterior.curvature.options.estimate_noise and isinstance(likelihood, Gaussian)
+    return estimated and record.noise is not None and float(likelihood.noise) == record.noise  # type: ignore[attr-defined]
+
+
+def _pooled(posterior: Laplace, more: Curvature) -> Laplace:
+    """Both at the root mean square of all residuals together."""
+    mine = posterior.curvature
+    noise = ((mine.record.squares + more.record.squares) / (mine.record.targets + more.record.targets)) ** 0.5
+    first = replace(posterior, curvature=mine.with_noise(noise), likelihood=Gaussian(noise))
+    return with_more(first, more.with_noise(noise))
 
 
 def with_more(posterior: Laplace, curvature: Curvature) -> Laplace:

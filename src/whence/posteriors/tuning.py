@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from whence.batches import Data, size_of
-from whence.errors import BadOption, notice, one_of
+from whence.errors import BadOption, NotPositiveDefinite, notice, one_of
 from whence.likelihoods import Gaussian
+from whence.posteriors.block import BlockGaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
 from whence.predictive import linearised
-from whence.predictive.projection import project
+from whence.predictive.projection import Projection, project
 from whence.predictive.score import gaussian_losses, mixture_loss
 from whence.randomness import seed_from
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 DECADE = math.log(10)
 POINTS = 128  # fixed points of the Monte Carlo link while tuning
 DRAWS = 20  # weight draws while tuning the sampled predictive
+FLAT = 1e-6  # nats per example and decade; less than this is no difference
 WIDEST = 24  # values of one hyperparameter beyond which a grid is not widened
 
 
@@ -64,6 +66,7 @@ class Tuning:
         return cls(d["criterion"], [Trial(*t) for t in d["trials"]], d["score"], d["method"])
 
 
+@torch.inference_mode(False)
 def tune(
     posterior: Laplace,
     data: Any,
@@ -126,14 +129,16 @@ class _Search:
         """A grid that does not depend on where tuning starts, widened at its edges, then refined."""
         present = posterior.prior.flat([p for b in posterior.blocks for p in b.params]) / posterior.data_scale
         start = float(present.log().mean())
-        rs = [2 * k * DECADE - start for k in range(-3, 6)]
+        floor = math.log(resolution(posterior)) - start
+        rs = [r for r in (2 * k * DECADE - start for k in range(-3, 6)) if r > floor]
+        rs = rs or [floor]
         ss = [k * DECADE for k in (-2, -1, 0, 1, 2)] if self.scales else [0.0]
         self.scores = {}
         self._score(posterior, rs, ss)
         for _ in range(16):
             r, s = self._best()
-            wider_r = _beyond(r, rs)
-            wider_s = _beyond(s, ss) if self.scales else []
+            wider_r = [x for x in _beyond(r, rs) if x > floor and self._gains(r, rs, 0)]
+            wider_s = _beyond(s, ss) if self.scales and self._gains(s, ss, 1) else []
             if not wider_r and not wider_s:
                 break
             rs, ss = sorted(rs + wider_r), sorted(ss + wider_s)
@@ -143,11 +148,18 @@ class _Search:
             r, s = self._best()
             near = [s - step, s, s + step] if self.scales else [s]
             self._score(posterior, [r - step, r, r + step], near)
-        r, s = self._best()
-        return r, s
+        return self._best()
 
     def _best(self) -> tuple[float, float]:
-        return min(self.scores, key=lambda key: self.scores[key])
+        """The lowest score; where scores hardly differ, the one nearest to the start."""
+        return min(self.scores, key=lambda key: self.scores[key] + FLAT * (abs(key[0]) + abs(key[1])) / DECADE)
+
+    def _gains(self, best: float, values: list[float], place: int) -> bool:
+        """Whether the score still falls noticeably towards the edge that the best value lies on."""
+        inner = values[1] if best == values[0] else values[-2]
+        lowest = min(self.scores.values())
+        other = min(v for k, v in self.scores.items() if k[place] == inner)
+        return other - lowest > 100 * FLAT
 
     def _score(self, posterior: Laplace, rs: list[float], ss: list[float]) -> None:
         """Mean NLL at every (r, s) that has none yet, in one pass over the data."""
@@ -174,7 +186,7 @@ class _Search:
                 for i, cov in enumerate(covs):
                     total[i] += self._losses(posterior, mean, cov, targets, [math.exp(s) for s in ss]).cpu()
             count += seen
-        return total / count
+        return torch.nan_to_num(total / count, nan=math.inf)
 
     def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
         return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
@@ -235,7 +247,14 @@ class _Search:
                 for move, cov in zip(moves, covs, strict=True):
                     totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]))
             count += seen
-        return {move: total / count for move, total in totals.items()}
+        return {move: math.inf if math.isnan(t) else t / count for move, t in totals.items()}
+
+
+def resolution(posterior: Laplace) -> float:
+    """The least δ / s that the curvature's precision resolves: rounding of its largest eigenvalue."""
+    top = max(float(g.spectral.values.max()) for g, _ in posterior.gaussians())
+    noise = posterior.scale / posterior.data_scale
+    return max(torch.finfo(posterior.network.dtype).eps * top * noise * 1e-2, 1e-30)
 
 
 def _moved(posterior: Laplace, layer: str, move: float) -> Laplace:
@@ -267,9 +286,17 @@ def _covariances(posterior: Laplace, piece: Any, rs: list[float]) -> tuple[Tenso
         projection = project(gaussian, blocks, grads, posterior.curvature.keep)
         for i, r in enumerate(rs):
             moved = replace(gaussian, delta=gaussian.delta * math.exp(r))
-            part = projection.weigh(1 / moved.precision, 1 / moved.rest)
+            part = _weighed(projection, moved)
             totals[i] = part if totals[i] is None else totals[i] + part  # type: ignore[operator]
     return mean.detach(), [t.detach() for t in totals if t is not None]
+
+
+def _weighed(projection: Projection, gaussian: BlockGaussian) -> Tensor:
+    """J Σ Jᵀ; NaN where the precision is not positive definite (a Hessian under too small a prior)."""
+    try:
+        return projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
+    except NotPositiveDefinite:
+        return projection.weigh(torch.full_like(gaussian.spectral.values, math.nan), gaussian.rest)
 
 
 def _one_layer(posterior: Laplace, piece: Any, layer: str, moves: list[float]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -284,7 +311,7 @@ def _one_layer(posterior: Laplace, piece: Any, layer: str, moves: list[float]) -
             continue
         for move in moves:
             other = replace(gaussian, delta=gaussian.delta * math.exp(move))
-            moved.append(projection.weigh(1 / other.precision, 1 / other.rest))
+            moved.append(_weighed(projection, other))
     return mean, rest, moved
 
 

@@ -24,6 +24,7 @@ WEIGHT_DRAWS = 100
 KEEP_COVARIANCE = 64 * 2**20  # bytes of output covariance that a prediction keeps; beyond, it is computed again
 
 
+@torch.inference_mode(False)
 def predict(
     posterior: Laplace,
     x: Any,
@@ -71,8 +72,8 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
             return torch.cat(kept)
         if not isinstance(x, (Tensor, tuple, Mapping)):
             raise NotDefined(
-                f"the covariance of so many outputs ({size / 2**20:.0f} MiB) is not kept, and a loader cannot be relied "
-                "on to give the same inputs again. Predict from a tensor, or batch by batch."
+                f"the covariance of so many outputs ({size / 2**20:.0f} MiB) is not kept, and a loader cannot be "
+                "relied on to give the same inputs again. Predict from a tensor, or batch by batch."
             )
         return torch.cat([linearised.moments(posterior, piece).cov for piece in linearised.pieces(posterior, x)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -72,7 +73,9 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         step = self._chunk(inputs)
         run = torch.func.vmap(self.network.functional, in_dims=(0, None))
         pieces = [{n: p[i : i + step] for n, p in self.params.items()} for i in range(0, len(self), step)]
-        return torch.cat([run(piece, inputs) for piece in pieces])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return torch.cat([run(piece, inputs) for piece in pieces])
 
     def _chunk(self, inputs: Inputs) -> int:
         """How many draws go through together, by the largest activation of one."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import NotDefined
-from whence.functional import copy_module
+from whence.functional import copy_module, output_tensor
 from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from whence.predictive.sampled import WeightDraws
 
@@ -127,6 +127,17 @@ def serve(draws: WeightDraws) -> nn.Module:
     raise NotDefined(f"as_module() does not know how to combine the outputs of {likelihood!r}; see draw().")
 
 
+class Logits(nn.Module):
+    """A network that returns an object, by its ``logits``."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return output_tensor(self.inner(x))
+
+
 def member(draws: WeightDraws, index: int) -> nn.Module:
     """The network with one draw's weights."""
     module = copy_module(draws.network.module)
@@ -134,4 +145,5 @@ def member(draws: WeightDraws, index: int) -> nn.Module:
     with torch.no_grad():
         for name, values in draws.params.items():
             params[name].copy_(values[index])
-    return module.requires_grad_(False).eval()
+    module.requires_grad_(False).eval()
+    return Logits(module).eval() if draws.network.returns_object else module

@@ -72,6 +72,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+@torch.inference_mode(False)
 def where(posterior: Laplace, x: Any) -> Where:
     """See :meth:`whence.posteriors.laplace.Laplace.where`."""
     if posterior.curvature.keep is not None:
