@@ -130,7 +130,7 @@ class Decoder(nn.Module):
 
     def forward(self, target: Tensor, memory: Tensor) -> Tensor:
         """head(layer(target, memory)[last])."""
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=target.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device, target.dtype)
         return self.head(self.layer(target, memory, tgt_mask=mask)[:, -1])
 
 

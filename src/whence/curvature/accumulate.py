@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from whence.curvature.affine import Affine, gram_of_positions
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients, MatrixPart, Recording, chunks
 from whence.linalg.dense import gram
@@ -50,28 +51,28 @@ class KroneckerAccumulator(Accumulator):
         self.count = torch.zeros(pairs, dtype=torch.float64, device=like.device)
 
     def inputs(self, recording: Recording) -> None:
-        by_pairs: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+        by_pairs: dict[tuple[int, int], list[Affine]] = defaultdict(list)
         for pairs, a in recording.block_inputs(self.block):
             by_pairs[pairs.start, pairs.stop].append(a)
         for (start, stop), seen in by_pairs.items():
             if self.reduce:
-                positions = sum(a.shape[2] for a in seen)
-                rows = [torch.stack([a.sum(2) for a in seen]).sum(0) / positions]  # [E, N, D]
-            else:
-                rows = [a.flatten(1, 2) for a in seen]
-            for row in rows:
-                self.a[start:stop] += gram(row.to(self.a.dtype))
-                self.count[start:stop] += row.shape[1]
+                mean = torch.stack([a.summed() for a in seen]).sum(0) / sum(a.positions for a in seen)  # [E, N, D]
+                self.a[start:stop] += gram(mean)
+                self.count[start:stop] += recording.size
+                continue
+            for a in seen:
+                self.a[start:stop] += a.gram()
+                self.count[start:stop] += a.rows
 
     def gradients(self, grads: Gradients) -> None:
         by_pairs: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         for part in grads.parts(self.block):
             by_pairs[part.pairs.start, part.pairs.stop].append(part.g)
         for (start, stop), seen in by_pairs.items():
-            rows = [torch.stack([g.sum(3) for g in seen]).sum(0)] if self.reduce else seen  # [K, E, N, (T,) O]
-            for g in rows:
-                flat = g.transpose(0, 1).flatten(1, -2)  # [E, K · N · T, O]
-                self.g[start:stop] += gram(flat.to(self.g.dtype))
+            if self.reduce:
+                seen = [torch.stack([g.sum(3) for g in seen]).sum(0).unsqueeze(3)]  # [K, E, N, 1, O]
+            for g in seen:
+                self.g[start:stop] += gram_of_positions(g)
 
     def result(self) -> Structure:
         return Kronecker(self.a, self.g, self.count)
@@ -104,13 +105,13 @@ class DiagonalAccumulator(Accumulator):
 
 def matrix_squares(parts: list[MatrixPart], native: tuple[int, ...], grads: Gradients) -> Tensor:
     """Σ_{k,n} (Σ_t g aᵀ)², [E, O, D]."""
-    total = parts[0].a.new_zeros(native) if parts else grads.columns.new_zeros(native)
+    total = parts[0].g.new_zeros(native) if parts else grads.columns.new_zeros(native)
     if not parts:
         return total  # the layer was not called in this batch
     if is_unshared(parts, native[0]):
         part = parts[0]
         squares = part.g.square().sum(0).squeeze(2)  # [E, N, O]
-        return squares.mT @ part.a.squeeze(2).square()
+        return squares.mT @ part.a.dense().squeeze(2).square()
     for part_rows in summed_rows(parts, native, grads):
         total += part_rows.square().sum((0, 1))
     return total
@@ -118,7 +119,7 @@ def matrix_squares(parts: list[MatrixPart], native: tuple[int, ...], grads: Grad
 
 def is_unshared(parts: list[MatrixPart], pairs: int) -> bool:
     """Whether there is one call, over all pairs, with one position for each example."""
-    return len(parts) == 1 and parts[0].a.shape[2] == 1 and parts[0].pairs == slice(0, pairs)
+    return len(parts) == 1 and parts[0].a.positions == 1 and parts[0].pairs == slice(0, pairs)
 
 
 def summed_rows(parts: list[MatrixPart], native: tuple[int, ...], grads: Gradients) -> Iterator[Tensor]:
@@ -176,12 +177,7 @@ class EkfacAccumulator(Accumulator):
 
     def gradients(self, grads: Gradients) -> None:
         assert self.block.form is not None
-        turned = []
-        for part in grads.parts(self.block):
-            left, right = self.left[part.pairs], self.right[part.pairs]
-            a = part.a.to(right.dtype) @ right.unsqueeze(1)
-            g = part.g.to(left.dtype) @ left.unsqueeze(1)
-            turned.append(MatrixPart(part.pairs, a, g))
+        turned = [part.turned(self.left, self.right) for part in grads.parts(self.block)]
         self.sum += matrix_squares(turned, self.block.form.native, grads).to(self.sum.dtype)
 
     def result(self) -> Structure:

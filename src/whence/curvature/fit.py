@@ -39,6 +39,7 @@ SUPPORTED = {
     "ekfac": ("ggn", "mc", "empirical"),
     "lowrank": ("ggn", "empirical"),
 }
+CPU_COLUMNS = 32 * 2**20  # bytes of gradients that go backward together; more would leave the cache
 AUTO_OUTPUTS = 100  # exact over the outputs up to here
 
 
@@ -237,7 +238,8 @@ def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
 
 def column_chunks(recording: Recording, total: int) -> Iterator[slice]:
     """Pieces of the root columns whose gradients fit the memory budget."""
-    room = budget(recording.outputs.device) * 4
+    device = recording.outputs.device
+    room = budget(device) * 4 if device.type == "cuda" else CPU_COLUMNS
     step = max(1, int(room // max(recording.bytes_per_column(), 1)))
     for start in range(0, total, step):
         yield slice(start, min(start + step, total))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, take
+from whence.curvature.affine import Affine, outer_sum
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
 from whence.curvature.layout import Inspection, as_weight, inspect, lead_dims
@@ -20,7 +21,7 @@ from whence.curvature.rules import EmbeddingRule, MatrixRule
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
 
-BUDGET = 192 * 2**20  # bytes that one intermediate may take
+BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
 
 
@@ -38,16 +39,20 @@ def chunks(total: int, bytes_each: int, device: torch.device) -> Iterator[slice]
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """One call of a matrix: inputs a [E', N, T, D (+ 1)] and output gradients g [K, E', N, T, O]."""
+    """One call of a matrix: its inputs a, and output gradients g [K, E', N, T, O]."""
 
     pairs: slice  # which of the block's E pairs
-    a: Tensor
+    a: Affine
     g: Tensor
 
     def rows(self, which: slice) -> Tensor:
         """Σ_t g aᵀ for some examples, [K, n, E', O, D]."""
-        g, a = self.g[:, :, which], self.a[:, which]
-        return torch.einsum("kento,entd->kneod", g, a)
+        return self.a.take(which).outer(self.g[:, :, which])
+
+    def turned(self, left: Tensor, right: Tensor) -> MatrixPart:
+        """The same call in the bases Q_G [E, O, O] and Q_A [E, D, D]."""
+        left, right = left[self.pairs], right[self.pairs]
+        return MatrixPart(self.pairs, Affine(self.a.turned(right)), self.g.to(left.dtype) @ left.unsqueeze(1))
 
 
 class CalledUse:
@@ -97,7 +102,6 @@ class Recording:
             if any(ref is not None and ref.name in plan_.block_of for ref in (use.weight, use.bias)):
                 self.needed.append(index)
                 self.called.append(CalledUse(use, plan_.inspection, size, keep_graph))
-        self._a_cache: dict[tuple[int, str], Tensor] = {}
 
     @property
     def outputs(self) -> Tensor:
@@ -114,31 +118,18 @@ class Recording:
         grads = [called.gradient(g) for called, g in zip(self.called, raw, strict=True)]
         return Gradients(self, grads, columns, create_graph)
 
-    def block_inputs(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
-        """Which pairs each call of a matrix block covers, and its a [E', N, T, D (+ 1)]."""
+    def block_inputs(self, block: Block) -> Iterator[tuple[slice, Affine]]:
+        """Which pairs each call of a matrix block covers, and what it saw."""
         assert block.form is not None
-        for index, called in enumerate(self.called):
+        for called in self.called:
             ref = _ref_in(called.use, block)
             if ref is not None:
-                yield _pairs(ref, block.form), self.inputs_of(index, block)
+                yield _pairs(ref, block.form), affine(called, block.form)
 
-    def inputs_of(self, index: int, block: Block) -> Tensor:
-        """a of a matrix call with the block's column of ones, [E, N, T, D (+ 1)]; computed once."""
-        key = (index, block.name)
-        if key not in self._a_cache:
-            called, form = self.called[index], block.form
-            assert form is not None
-            parts = []
-            if form.inputs:
-                parts.append(called.features)
-            if form.bias:
-                parts.append(self._ones(called, form))
-            self._a_cache[key] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return self._a_cache[key]
 
-    def _ones(self, called: CalledUse, form: MatrixForm) -> Tensor:
-        shape = called.features.shape[:-1]
-        return torch.ones(*shape, 1, dtype=called.features.dtype, device=self.outputs.device)
+def affine(called: CalledUse, form: MatrixForm) -> Affine:
+    """The inputs of a call as its block sees them."""
+    return Affine(called.features, bool(form.inputs), form.bias)
 
 
 class Gradients:
@@ -153,11 +144,10 @@ class Gradients:
         """The calls of a matrix block."""
         found = []
         assert block.form is not None
-        for index, (called, g) in enumerate(zip(self.recording.called, self.grads, strict=True)):
+        for called, g in zip(self.recording.called, self.grads, strict=True):
             ref = _ref_in(called.use, block)
-            if ref is None:
-                continue
-            found.append(MatrixPart(_pairs(ref, block.form), self.recording.inputs_of(index, block), g))
+            if ref is not None:
+                found.append(MatrixPart(_pairs(ref, block.form), affine(called, block.form), g))
         return found
 
     def table(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -246,7 +236,7 @@ def _use_rows(called: CalledUse, g: Tensor, which: slice) -> Iterator[tuple[Ref,
     if isinstance(rule, MatrixRule):
         g = g[:, :, which]
         if use.weight is not None:
-            native = torch.einsum("kento,entd->kneod", g, called.features[:, which])
+            native = outer_sum(g, called.features[:, which])
             yield use.weight, as_weight(native, rule).flatten(2)
         if use.bias is not None:
             yield use.bias, g.sum(3).movedim(1, 2).flatten(2)
@@ -269,6 +259,8 @@ class Plan:
     def __init__(self, network: Network, blocks: list[Block], inspection: Inspection) -> None:
         self.network, self.blocks, self.inspection = network, blocks, inspection
         self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
+        if network.device.type == "cpu" and any("Conv" in key[0] for key in inspection.layouts):
+            network.batched_backward = False  # convolutions would be looped over all the same, and stacked
         self.example_blocks = [b for b in blocks if b.source == "example"]
         self.per_example = PerExample(network, [p.name for b in self.example_blocks for p in b.params])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.batches import size_of
 from whence.curvature.accumulate import accumulation_dtype
-from whence.curvature.jacobian import Plan, Recording
+from whence.curvature.jacobian import Plan, Recording, affine
 from whence.curvature.layout import TOLERANCE, probe_like
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.rules import LinearRule
@@ -45,7 +45,7 @@ def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) 
         mean = likelihood.hessian(recording.outputs.detach(), targets)[:, 0].mean(0)  # [C, C]
         for i in reversed(range(len(weights))):
             mean = mean * (slopes[i].mT @ slopes[i] / size)
-            a = recording.inputs_of(i, plan.blocks[i])[0, :, 0]
+            a = affine(recording.called[i], plan.blocks[i].form).dense()[0, :, 0]  # type: ignore[arg-type]
             sums[i][0][0] += gram(a.to(sums[i][0].dtype)).detach()
             sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
             sums[i][2][0] += size

@@ -62,7 +62,7 @@ def _needs_rows(block: Any, recording: Any) -> bool:
     """Whether a block's Jacobian is formed example by example."""
     if block.source != "matrix" or block.structure == "dense":
         return block.source != "table"
-    return any(a.shape[2] > 1 for _, a in recording.block_inputs(block))
+    return any(a.positions > 1 for _, a in recording.block_inputs(block))
 
 
 def require_flat(outputs: Tensor) -> None:

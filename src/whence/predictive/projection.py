@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
     half = _ratio_columns(gaussian, block)
     if is_unshared(parts, form.pairs) and (half is None or half.dim() == 1):
         (part,) = parts
-        a, g = part.a.squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
+        a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
         a = a if half is None else a * half
         if turning is not None:
             a, g = a @ turning.right, g @ turning.left.unsqueeze(1)
@@ -133,16 +133,13 @@ def _shared_rows(
 ) -> Tensor:
     """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D]; turned before or after, whichever is less work."""
     _, outputs, inputs = native
-    positions = sum(p.a.shape[2] for p in parts)
+    positions = sum(p.a.positions for p in parts)
     before = positions * inputs**2 + grads.count * positions * outputs**2
     after = grads.count * outputs * inputs * (outputs + inputs)
     early = turning is not None and before < after and half is None
     if early:
         assert turning is not None
-        parts = [
-            replace(p, a=p.a @ turning.right[p.pairs].unsqueeze(1), g=p.g @ turning.left[p.pairs].unsqueeze(1))
-            for p in parts
-        ]
+        parts = [p.turned(turning.left, turning.right) for p in parts]
     every = slice(0, grads.recording.size)
     if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
         rows = parts[0].rows(every)
