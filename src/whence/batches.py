@@ -26,7 +26,7 @@ class Batch:
     """One batch, on the device of the network."""
 
     inputs: Inputs
-    targets: Tensor | None
+    targets: Tensor
     index: int  # of the batch in its pass
     offset: int  # examples that came before it in its pass
 

@@ -120,6 +120,30 @@ def encoder_layer_norm_first() -> Case:
     return encoder(norm_first=True)
 
 
+class PaddedEncoder(nn.Module):
+    """An encoder stack with a padding mask of its own for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=3, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """The head of the mean over tokens that are not padding."""
+        h = self.layers(x, src_key_padding_mask=padding)
+        kept = (~padding).to(x.dtype).unsqueeze(-1)
+        return self.head((h * kept).sum(1) / kept.sum(1))
+
+
+@register("encoder_padding")
+def encoder_padding() -> Case:
+    """Two encoder layers, the second with fewer tokens to look at in some examples."""
+    padding = torch.zeros(N, 3, dtype=torch.bool)
+    padding[0, 2] = padding[2, 1:] = True
+    return classify(PaddedEncoder(), (normal(N, 3, 4), padding), N)
+
+
 class Decoder(nn.Module):
     """One decoder layer with a causal mask; the last token is classified."""
 

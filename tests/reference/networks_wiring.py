@@ -147,6 +147,26 @@ def functional_transposed() -> Case:
     return classify(Transposed(), normal(N, 4), N)
 
 
+class Addmm(nn.Module):
+    """torch.addmm on tokens with the batch folded in and weights stored as [D, O], as GPT-2's layers do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """head(mean_t tanh(x_t W + b))."""
+        h = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return self.head(torch.tanh(h).reshape(*x.shape[:-1], -1).mean(dim=1))
+
+
+@register("addmm")
+def addmm() -> Case:
+    """Weights that multiply from the right."""
+    return classify(Addmm(), normal(N, 3, 4), N)
+
+
 class AutoEncoder(nn.Module):
     """A Linear's weight used by its module and again, transposed, by F.linear."""
 

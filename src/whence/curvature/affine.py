@@ -50,7 +50,8 @@ class Affine:
             return inner
         size = inner.shape[-1]
         out = inner.new_empty(inner.shape[0], size + 1, size + 1)
-        sums = self.x.sum((1, 2))
+        flat = self.x.flatten(1, 2)  # [E, N · T, D]
+        sums = (flat.new_ones(1, flat.shape[1]) @ flat).squeeze(1)
         out[:, :size, :size] = inner
         out[:, :size, size] = sums
         out[:, size, :size] = sums
@@ -99,6 +100,14 @@ def outer_sum(g: Tensor, x: Tensor) -> Tensor:
     """Σ_t g xᵀ for g [K, E, N, T, O] and x [E, N, T, D]: [K, N, E, O, D]."""
     if x.shape[2] == 1:
         return (g.squeeze(3).unsqueeze(-1) * x.squeeze(2).unsqueeze(-2)).transpose(1, 2)
-    if g.device.type != "cpu":
-        return torch.einsum("kento,entd->kneod", g, x)
-    return torch.stack([column.mT @ x for column in g]).transpose(1, 2)
+    columns, pairs, size, positions, outputs = g.shape
+    side_by_side = g.permute(1, 2, 0, 4, 3)  # [E, N, K, O, T]
+    if g.device.type == "cpu" and columns > 1 and not mergeable(side_by_side):
+        return torch.stack([column.mT @ x for column in g]).transpose(1, 2)
+    merged = side_by_side.reshape(pairs, size, columns * outputs, positions) @ x
+    return merged.unflatten(2, (columns, outputs)).permute(2, 1, 0, 3, 4)
+
+
+def mergeable(t: Tensor) -> bool:
+    """Whether K and O of [E, N, K, O, T] can be read as one dimension without a copy."""
+    return t.stride(2) == t.shape[3] * t.stride(3)

@@ -152,13 +152,17 @@ def gradients(
                 raise
             network.batched_backward = False  # some operation has no batched backward: one column at a time
     single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
+    if len(single) == 1:
+        return [None if g is None else g.unsqueeze(0) for g in single[0]]
     stacked: list[Tensor | None] = []
     for per_edge in zip(*single, strict=True):
         found = next((g for g in per_edge if g is not None), None)
         if found is None:
             stacked.append(None)
             continue
-        stacked.append(torch.stack([torch.zeros_like(found) if g is None else g for g in per_edge]))
+        given = [torch.zeros_like(found) if g is None else g for g in per_edge]
+        # Columns next to each other for each example: per-example products over them need no copy.
+        stacked.append(torch.stack(given, dim=1).transpose(0, 1) if found.dim() else torch.stack(given))
     return stacked
 
 

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from whence.batches import Batch, Data, Inputs, size_of, take
 from whence.curvature import hessian, kfra, lowrank
@@ -22,7 +22,9 @@ from whence.curvature.accumulate import (
 )
 from whence.curvature.blocks import Block, assign
 from whence.curvature.columns import Draws, columns_for
+from whence.curvature.distributed import first_example, summed_record, summed_structure
 from whence.curvature.jacobian import Plan, Recording, budget
+from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder, warn_if_probabilities
 from whence.curvature.selection import Selection
 from whence.errors import BadData, BadOption, NothingSelected, TooLarge, notice
@@ -114,15 +116,20 @@ def fit(
     selection: Selection,
     options: Options,
     seed: Callable[[], int] | None = None,
+    group: Any = None,
 ) -> Fit:
-    """Compute the curvature of ``network`` on ``data``; ``seed`` is asked for only if something is drawn."""
+    """Compute the curvature of ``network`` on ``data``, summed over the ranks of a process ``group``.
+
+    ``seed`` is asked for only if something is drawn.
+    """
+    options = replace(options, first=options.first + first_example(group))
     data.require_passes(2 if options.structure in ("ekfac", "lowrank") else 1, f"structure={options.structure!r}")
     data.require_passes(options.passes, f"passes={options.passes}")
-    batches = _Replay(data)
+    batches = Passes(data)
     first = batches.peek()
     refuse_batch_statistics(network)
     with differentiable(network), torch.no_grad():
-        outputs = network(first.inputs)
+        outputs = network(take(first.inputs, slice(0, 64)))
     warn_if_probabilities(likelihood, outputs)
     options = settle(options, likelihood, outputs)
     if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
@@ -138,7 +145,7 @@ def fit(
     plan.blocks[:] = assign(plan.blocks, options.structure)
     _say_fallbacks(plan.blocks, options)
     keep = selection.keep(network, plan.blocks)
-    curvature = _compute(plan, batches, likelihood, options, keep)
+    curvature = _compute(plan, batches, likelihood, options, keep, group)
     if not curvature.record.targets:
         raise BadData("the data hold no target that counts: every label is ignore_index.")
     if options.data_size is not None or options.passes > 1:
@@ -147,7 +154,6 @@ def fit(
     if options.estimate_noise and seed is not None:
         likelihood, curvature = _estimated(curvature)
     few = slice(0, min(256, size_of(first.inputs)))
-    assert first.targets is not None
     return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
 
 
@@ -173,7 +179,9 @@ def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options
     return replace(options, curvature=curvature)
 
 
-def _compute(plan: Plan, batches: _Replay, likelihood: Likelihood, options: Options, keep: Tensor | None) -> Curvature:
+def _compute(
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None, group: Any
+) -> Curvature:
     start = time.perf_counter()
     like = next(iter(plan.network.params.values()))
     joint = options.structure in ("full", "lowrank") or keep is not None
@@ -181,7 +189,7 @@ def _compute(plan: Plan, batches: _Replay, likelihood: Likelihood, options: Opti
     if options.curvature == "hessian":
         structures, record = hessian.compute(plan, batches, likelihood, options, keep)
     elif options.structure == "lowrank":
-        structures, record = lowrank.compute(plan, batches, likelihood, options)
+        structures, record = lowrank.compute(plan, batches, likelihood, options, group)
     elif options.curvature == "kfra":
         structures, record = kfra.compute(plan, batches, likelihood, options)
     else:
@@ -189,14 +197,18 @@ def _compute(plan: Plan, batches: _Replay, likelihood: Likelihood, options: Opti
         record = run(plan, batches, likelihood, options, accumulators, "curvature")
         structures = [a.result() for a in accumulators]
         if options.structure == "ekfac":
-            structures = _corrected(plan, batches, likelihood, options, structures, record)
+            structures = [summed_structure(s, group) for s in structures]
+            structures = _corrected(plan, batches, likelihood, options, structures, record, group)
+    if options.structure not in ("ekfac", "lowrank"):
+        structures = [summed_structure(s, group) for s in structures]
+    record = summed_record(record, group, like.device)
     seconds = {"curvature": time.perf_counter() - start}
     return Curvature(plan.blocks, structures, record, options, joint, keep, seconds)
 
 
 def run(
     plan: Plan,
-    batches: _Replay,
+    batches: Passes,
     likelihood: Likelihood,
     options: Options,
     accumulators: list[Accumulator],
@@ -209,7 +221,6 @@ def run(
         if not len(rows):
             continue
         recording = plan.record(batch.inputs, len(rows))
-        assert batch.targets is not None
         targets = likelihood.check(recording.outputs, batch.targets, batch.index)
         recorder.add(recording.outputs, targets, batch.index)
         if not recording.outputs.requires_grad:
@@ -227,7 +238,6 @@ def run(
 
 def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
     """The examples that the likelihood counts, and their numbers in the data."""
-    assert batch.targets is not None
     rows = batch.offset + torch.arange(size_of(batch.inputs), device=batch.targets.device)
     counted = likelihood.counts(batch.targets)
     if counted is None or len(counted) != len(rows) or bool(counted.all()):
@@ -261,11 +271,12 @@ def _accumulators(blocks: list[Block], options: Options, like: Tensor, keep: Ten
 
 def _corrected(
     plan: Plan,
-    batches: _Replay,
+    batches: Passes,
     likelihood: Likelihood,
     options: Options,
     structures: list[Structure],
     first: FitRecord,
+    group: Any,
 ) -> list[Structure]:
     """The second pass of EKFAC."""
     exact = [
@@ -278,7 +289,7 @@ def _corrected(
     batches.same_data(again.loss, "ekfac")
     done = list(structures)
     for i, accumulator in exact:
-        done[i] = accumulator.result()
+        done[i] = summed_structure(accumulator.result(), group)
     return done
 
 
@@ -323,53 +334,3 @@ def _say_fallbacks(blocks: list[Block], options: Options) -> None:
     unused = [b.name for b in blocks if b.reason == "it does not reach the output"]
     if unused:
         notice(f"{', '.join(unused[:4])} does not reach the output; its posterior is its prior.")
-
-
-class _Replay:
-    """The data with its first batch looked at beforehand, and a check that passes agree."""
-
-    def __init__(self, data: Data) -> None:
-        self.data = data
-        self._first: Batch | None = None
-        self._rest: Iterator[Batch] | None = None
-        self._sums: list[float] = []
-
-    def peek(self) -> Batch:
-        self._rest = iter(self.data)
-        self._first = next(self._rest)
-        return self._first
-
-    def once(self) -> Iterator[Batch]:
-        """One pass; the first one goes on from the batch that was looked at."""
-        if self._rest is not None:
-            assert self._first is not None
-            rest, first, self._rest, self._first = self._rest, self._first, None, None
-            yield first
-            yield from rest
-        else:
-            yield from self.data
-
-    def passes(self, count: int, progress: bool, label: str) -> Iterator[Batch]:
-        """``count`` passes in a row, numbered through, with a progress bar if it takes long."""
-        length = self.data.length()
-        total = None if length is None else length * count
-        offset = 0
-        with tqdm(total=total, desc=label, unit="batch", delay=3, leave=False, disable=not progress) as bar:
-            for _ in range(count):
-                seen = 0
-                for batch in self.once():
-                    yield replace(batch, offset=offset + batch.offset)
-                    seen = batch.offset + size_of(batch.inputs)
-                    bar.update()
-                offset += seen
-
-    def same_data(self, total: float, structure: str) -> None:
-        """Refuse random augmentation between the passes of one computation; ``total`` is a checksum."""
-        self._sums.append(total)
-        if abs(total - self._sums[0]) > 1e-4 * (abs(self._sums[0]) + 1e-12):
-            raise BadData(
-                "the data changed between two passes (random augmentation, dropped batches, or dropout that stays on "
-                f"in evaluation mode?), but structure={structure!r} needs the same data in each. Draw the augmented "
-                "data once and pass it as tensors, or use structure='kron', which needs one pass (passes=… averages "
-                "several)."
-            )

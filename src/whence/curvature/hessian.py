@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
 from whence.curvature.jacobian import Plan
+from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
@@ -25,7 +26,7 @@ LIMIT = 20_000  # parameters; a Hessian takes one backward pass for each
 
 
 def compute(
-    plan: Plan, batches: Any, likelihood: Likelihood, options: Options, keep: Tensor | None
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None
 ) -> tuple[list[Structure], FitRecord]:
     """Σ ∇² NLL: jointly, by block, or its diagonal."""
     size = sum(b.size for b in plan.blocks)

@@ -15,6 +15,7 @@ from whence.batches import size_of
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.jacobian import Plan, Recording, affine
 from whence.curvature.layout import TOLERANCE, probe_like
+from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.rules import LinearRule
 from whence.errors import UnsupportedLayer
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."
 
 
-def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
+def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
     """Kronecker factors of every block, by the recursion."""
     recorder = Recorder(likelihood)
     sums: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -128,11 +128,10 @@ def kernel_size(rule: MatrixRule) -> int:
 
 def inspect(network: Network, selected: list[str], inputs: Inputs) -> Inspection:
     """Look at the first examples of a batch: find the layouts, and check the gradients."""
-    size = size_of(inputs)
     few = take(inputs, slice(0, CHECKED))
-    if size == 1:
-        few, size = concatenate([few, few]), 2
-    size = min(size, CHECKED) if size_of(few) == min(size, CHECKED) else size_of(few)
+    if size_of(few) == 1:
+        few = concatenate([few, few])  # two, so that the example dimension can be told from others of size one
+    size = size_of(few)
     seen = forward(network, few)
     if seen.outputs.shape[0] != size:
         raise BadData(

@@ -14,7 +14,9 @@ from torch import Tensor
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
+from whence.curvature.distributed import summed
 from whence.curvature.jacobian import Plan
+from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.errors import BadOption, UnsupportedLayer
 from whence.functional import Network, differentiable
@@ -29,7 +31,9 @@ ITERATIONS = 3  # products with H, so passes over the data
 CHUNK = 16  # directions that go through the network together
 
 
-def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
+def compute(
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, group: Any
+) -> tuple[list[Structure], FitRecord]:
     """U diag(λ) Uᵀ ≈ H over all blocks jointly."""
     size = sum(b.size for b in plan.blocks)
     if options.rank < 1:
@@ -54,6 +58,7 @@ def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) 
                 f"structure='lowrank' differentiates the backward pass, which an operation here does not allow "
                 f"({error}). Use structure='kron' or 'diag'."
             ) from error
+        product = summed(product, group)
         batches.same_data(record.loss, "lowrank")
     small = basis.mT @ product
     values, vectors = torch.linalg.eigh((small + small.mT).double() / 2)
@@ -63,7 +68,7 @@ def compute(plan: Plan, batches: Any, likelihood: Likelihood, options: Options) 
 
 
 def _product(
-    plan: Plan, batches: Any, likelihood: Likelihood, options: Options, basis: Tensor
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, basis: Tensor
 ) -> tuple[Tensor, FitRecord]:
     """H V for V [P, R], in one pass."""
     network, recorder = plan.network, Recorder(likelihood)

@@ -42,6 +42,7 @@ def laplace(
     passes: int = 1,
     data_size: int | None = None,
     device: torch.device | str | None = None,
+    process_group: Any = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> Laplace:
@@ -71,6 +72,8 @@ def laplace(
         passes: passes over (randomly augmented) data, averaged back to one data set.
         data_size: examples that the curvature counts, if not those that are read.
         device: where to compute; by default where the model is.
+        process_group: a torch process group; each of its ranks passes its own part of the data, and all get the
+            posterior of the whole.
         generator: randomness of the sampled Fisher; ``None`` is torch's default generator.
         progress: whether a fit of more than some seconds shows a progress bar.
     """
@@ -94,7 +97,7 @@ def laplace(
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
     options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
     loader = Data(data, network.device, network.dtype)
-    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator))
+    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator), process_group)
     posterior = Laplace(
         plan=result.plan,
         curvature=result.curvature,

@@ -178,7 +178,6 @@ class _Search:
         for batch in self.data:
             seen = 0
             for piece in linearised.pieces(posterior, _one(batch.inputs)):
-                assert batch.targets is not None
                 targets = batch.targets[seen : seen + size_of(piece)]
                 seen += size_of(piece)
                 mean, covs = _covariances(posterior, piece, rs)
@@ -201,7 +200,6 @@ class _Search:
                 for batch in self.data:
                     with torch.no_grad():
                         outputs = draws.outputs(_one(batch.inputs))
-                    assert batch.targets is not None
                     targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
                     total[i, j] += float(mixture_loss(posterior.likelihood, outputs, targets).double().sum())
                     count += len(outputs[0])
@@ -239,7 +237,6 @@ class _Search:
         for batch in self.data:
             seen = 0
             for piece in linearised.pieces(posterior, _one(batch.inputs)):
-                assert batch.targets is not None
                 targets = batch.targets[seen : seen + size_of(piece)]
                 seen += size_of(piece)
                 mean, rest, covs = _one_layer(posterior, piece, layer, moves)
