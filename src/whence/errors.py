@@ -55,9 +55,14 @@ class Notice(UserWarning):
 def notice(message: str) -> None:
     """Warn with a :class:`Notice` that points at the caller's line, outside whence."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "whence":
+    while frame.f_back is not None and _inside(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, Notice, stacklevel=level + 1)
+
+
+def _inside(module: str) -> bool:
+    """Whether a frame is ours, or torch's wrapper around one of ours."""
+    return module.split(".")[0] == "whence" or module == "torch.utils._contextlib"
 
 
 def one_of(value: str, allowed: Iterable[str], option: str) -> str:

@@ -71,7 +71,7 @@ class Affine:
         if not self.weight:
             return basis.unsqueeze(1).expand(*self.x.shape[:3], -1)
         size = self.x.shape[-1]
-        found = self.x.to(basis.dtype) @ basis[:, :size].unsqueeze(1)
+        found = times(self.x.to(basis.dtype), basis[:, :size])
         return found + basis[:, size:].unsqueeze(1) if self.bias else found
 
     def outer(self, g: Tensor) -> Tensor:
@@ -82,6 +82,11 @@ class Affine:
         if self.bias:
             parts.append(g.sum(3).transpose(1, 2).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def times(t: Tensor, basis: Tensor) -> Tensor:
+    """t · basis for t [E, …, D] and basis [E, D, D'], as one product for each pair."""
+    return (t.flatten(1, -2) @ basis).unflatten(1, t.shape[1:-1])
 
 
 def gram_of_positions(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, take
-from whence.curvature.affine import Affine, outer_sum
+from whence.curvature.affine import Affine, outer_sum, times
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
 from whence.curvature.layout import Inspection, as_weight, inspect, lead_dims
@@ -51,8 +51,8 @@ class MatrixPart:
 
     def turned(self, left: Tensor, right: Tensor) -> MatrixPart:
         """The same call in the bases Q_G [E, O, O] and Q_A [E, D, D]."""
-        left, right = left[self.pairs], right[self.pairs]
-        return MatrixPart(self.pairs, Affine(self.a.turned(right)), self.g.to(left.dtype) @ left.unsqueeze(1))
+        g = times(self.g.to(left.dtype).transpose(0, 1), left[self.pairs]).transpose(0, 1)
+        return MatrixPart(self.pairs, Affine(self.a.turned(right[self.pairs])), g)
 
 
 class CalledUse:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import tensors_in
+from whence.batches import size_of, tensors_in
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
@@ -57,53 +57,91 @@ def predict(
 
 
 def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Prediction:
-    found: list[Prediction] = []
-    kept: list[Tensor] = []
-    size = 0
+    collected = _Collected(x)
     for piece in linearised.pieces(posterior, x):
         m = linearised.moments(posterior, piece)
-        size += m.cov.numel() * m.cov.element_size()
-        if size <= KEEP_COVARIANCE:
-            kept.append(m.cov)
-        found.append(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced))
+        collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m.cov)
 
     def covariance() -> Tensor:
-        if size <= KEEP_COVARIANCE:
-            return torch.cat(kept)
+        if collected.keeps:
+            return collected.joined("covariance")
         if not isinstance(x, (Tensor, tuple, Mapping)):
             raise NotDefined(
-                f"the covariance of so many outputs ({size / 2**20:.0f} MiB) is not kept, and a loader cannot be "
-                "relied on to give the same inputs again. Predict from a tensor, or batch by batch."
+                f"the covariance of so many outputs ({collected.bytes / 2**20:.0f} MiB) is not kept, and a loader "
+                "cannot be relied on to give the same inputs again. Predict from a tensor, or batch by batch."
             )
         return torch.cat([linearised.moments(posterior, piece).cov for piece in linearised.pieces(posterior, x)])
 
-    return joined(found, posterior, covariance, link, points)
+    def again(mean: Tensor) -> Prediction:
+        return predict_gaussian(posterior.likelihood, mean, covariance(), link, points, covariance)
+
+    return collected.prediction(covariance, again)
 
 
 def _replaced() -> Tensor:
     raise AssertionError("the covariance of a piece is asked of the whole")
 
 
-def joined(parts: list[Prediction], posterior: Laplace, covariance: Any, link: Link, points: Points) -> Prediction:
-    """Predictions of consecutive pieces as one."""
-    first = parts[0]
-    values: dict[str, Any] = {}
-    for f in fields(first):
-        value = getattr(first, f.name)
-        if isinstance(value, Tensor):
-            dim = 1 if f.name in ("samples", "noise_samples") else 0
-            values[f.name] = torch.cat([getattr(p, f.name) for p in parts], dim=dim)
-        elif f.name != "_lazy":
-            values[f.name] = value
-    if hasattr(first, "_lazy"):
-        lazy: _Lazy = first._lazy
-        samples = None
-        if lazy.samples is not None:
-            mean = values["logit_mean"]
+class _Collected:
+    """Predictions of consecutive pieces, put together.
 
-            def samples() -> Tensor:
-                again = predict_gaussian(posterior.likelihood, mean, covariance(), link, points, covariance)
-                return again.samples  # type: ignore[union-attr, return-value]
+    Where the number of inputs is known, results are written into place: small tensors that live on between large
+    ones that do not would keep the allocator from reusing memory, and it would grow with the inputs.
+    """
 
-        values["_lazy"] = _Lazy(covariance, samples, lazy.why_not)
-    return type(first)(**values)
+    def __init__(self, x: Any) -> None:
+        known = isinstance(x, (Tensor, tuple, Mapping)) and not any(t.requires_grad for t in tensors_in(x))
+        self.total = size_of(x) if known else None
+        self.seen = self.bytes = 0
+        self.first: Prediction | None = None
+        self.buffers: dict[str, Tensor] = {}
+        self.lists: dict[str, list[Tensor]] = {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the covariance is kept."""
+        return self.bytes <= KEEP_COVARIANCE
+
+    def add(self, prediction: Prediction, cov: Tensor) -> None:
+        self.first = self.first or prediction
+        self.bytes += cov.numel() * cov.element_size()
+        size = len(cov)
+        for f in fields(prediction):
+            value = getattr(prediction, f.name)
+            if isinstance(value, Tensor):
+                self._put(f.name, value, size)
+        if self.keeps:
+            self._put("covariance", cov, size)
+        self.seen += size
+
+    def _put(self, name: str, value: Tensor, size: int) -> None:
+        if self.total is None:
+            self.lists.setdefault(name, []).append(value)
+            return
+        dim = _example_dim(name)
+        if name not in self.buffers:
+            shape = (*value.shape[:dim], self.total, *value.shape[dim + 1 :])
+            self.buffers[name] = value.new_empty(shape)
+        self.buffers[name].narrow(dim, self.seen, size).copy_(value)
+
+    def joined(self, name: str) -> Tensor:
+        return self.buffers[name] if self.total is not None else torch.cat(self.lists[name], dim=_example_dim(name))
+
+    def prediction(self, covariance: Callable[[], Tensor], again: Callable[[Tensor], Prediction]) -> Prediction:
+        """All pieces as one; what is lazy is asked of the whole."""
+        assert self.first is not None
+        values: dict[str, Any] = {}
+        for f in fields(self.first):
+            value = getattr(self.first, f.name)
+            if isinstance(value, Tensor):
+                values[f.name] = self.joined(f.name)
+            elif f.name == "_lazy":
+                samples = None if value.samples is None else lambda: again(values["logit_mean"]).samples
+                values[f.name] = _Lazy(covariance, samples, value.why_not)  # type: ignore[arg-type]
+            else:
+                values[f.name] = value
+        return type(self.first)(**values)
+
+
+def _example_dim(name: str) -> int:
+    return 1 if name in ("samples", "noise_samples") else 0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import is_unshared
+from whence.curvature.affine import Affine, times
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients, MatrixPart
 from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
@@ -108,7 +109,7 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
         a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
         a = a if half is None else a * half
         if turning is not None:
-            a, g = a @ turning.right, g @ turning.left.unsqueeze(1)
+            a, g = a @ turning.right, times(g, turning.left)
         return Unshared(a.square(), g, None if turning is not None else block)
     native = _shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
     return Rows(native.flatten(2) if turning is not None else form.unpack(native))
@@ -131,15 +132,15 @@ def _shared_rows(
     turning: KroneckerSpectral | None,
     half: Tensor | None,
 ) -> Tensor:
-    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D]; turned before or after, whichever is less work."""
-    _, outputs, inputs = native
+    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D].
+
+    Inputs are turned before or rows after the sum over positions, whichever are fewer; outputs after it.
+    """
     positions = sum(p.a.positions for p in parts)
-    before = positions * inputs**2 + grads.count * positions * outputs**2
-    after = grads.count * outputs * inputs * (outputs + inputs)
-    early = turning is not None and before < after and half is None
+    early = turning is not None and half is None and positions < grads.count * native[1]
     if early:
         assert turning is not None
-        parts = [p.turned(turning.left, turning.right) for p in parts]
+        parts = [replace(p, a=Affine(p.a.turned(turning.right[p.pairs]))) for p in parts]
     every = slice(0, grads.recording.size)
     if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
         rows = parts[0].rows(every)
@@ -148,7 +149,11 @@ def _shared_rows(
         rows = like.new_zeros(grads.count, grads.recording.size, *native)
         for p in parts:
             rows[:, :, p.pairs] = rows[:, :, p.pairs] + p.rows(every)
-    rows = rows.transpose(0, 1)
+    rows = rows.transpose(0, 1)  # [N, K, E, O, D]
     if half is not None:
         rows = rows * half
-    return rows if early or turning is None else turning.rotate(rows)
+    if turning is None:
+        return rows
+    if not early:
+        rows = times(rows.movedim(2, 0), turning.right).movedim(0, 2)
+    return turning.left.mT @ rows
