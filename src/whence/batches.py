@@ -219,10 +219,16 @@ def as_targets(targets: Any, name: str, index: int) -> Tensor:
         ) from error
 
 
+def _all_finite(tensor: Tensor) -> bool:
+    """By the extremes, which carry NaN and infinity; no tensor of truth values is made."""
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
 def check_finite(value: Any, what: str, index: int) -> None:
     """Raise if any floating-point tensor holds NaN or infinity."""
     for tensor in tensors_in(value):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and tensor.numel() and not _all_finite(tensor):
             bad = int((~torch.isfinite(tensor)).sum())
             raise BadData(
                 f"{what} of batch {index} hold {bad} values that are NaN or infinite "

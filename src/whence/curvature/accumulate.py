@@ -51,28 +51,30 @@ class KroneckerAccumulator(Accumulator):
         self.count = torch.zeros(pairs, dtype=torch.float64, device=like.device)
 
     def inputs(self, recording: Recording) -> None:
+        if not self.reduce:
+            for pairs, a in recording.block_inputs(self.block, whole=False):
+                self.a[pairs] += a.gram()
+                self.count[pairs] += a.rows
+            return
         by_pairs: dict[tuple[int, int], list[Affine]] = defaultdict(list)
         for pairs, a in recording.block_inputs(self.block):
             by_pairs[pairs.start, pairs.stop].append(a)
         for (start, stop), seen in by_pairs.items():
-            if self.reduce:
-                mean = torch.stack([a.summed() for a in seen]).sum(0) / sum(a.positions for a in seen)  # [E, N, D]
-                self.a[start:stop] += gram(mean)
-                self.count[start:stop] += recording.size
-                continue
-            for a in seen:
-                self.a[start:stop] += a.gram()
-                self.count[start:stop] += a.rows
+            mean = torch.stack([a.summed() for a in seen]).sum(0) / sum(a.positions for a in seen)  # [E, N, D]
+            self.a[start:stop] += gram(mean)
+            self.count[start:stop] += recording.size
 
     def gradients(self, grads: Gradients) -> None:
+        if not self.reduce:
+            for pairs, g in grads.outputs_of(self.block):
+                self.g[pairs] += gram_of_positions(g)
+            return
         by_pairs: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-        for part in grads.parts(self.block):
-            by_pairs[part.pairs.start, part.pairs.stop].append(part.g)
+        for pairs, g in grads.outputs_of(self.block):
+            by_pairs[pairs.start, pairs.stop].append(g)
         for (start, stop), seen in by_pairs.items():
-            if self.reduce:
-                seen = [torch.stack([g.sum(3) for g in seen]).sum(0).unsqueeze(3)]  # [K, E, N, 1, O]
-            for g in seen:
-                self.g[start:stop] += gram_of_positions(g)
+            total = torch.stack([g.sum(3) for g in seen]).sum(0)  # [K, E, N, O]
+            self.g[start:stop] += gram_of_positions(total.unsqueeze(3))
 
     def result(self) -> Structure:
         return Kronecker(self.a, self.g, self.count)

@@ -5,8 +5,9 @@ Index legend: K root columns, N examples, T positions, E Kronecker pairs, O outp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,14 +16,15 @@ from whence.batches import Inputs, take
 from whence.curvature.affine import Affine, outer_sum, times
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
-from whence.curvature.layout import Inspection, as_weight, inspect, lead_dims
+from whence.curvature.layout import Inspection, Layout, as_weight, inspect, lead_dims
 from whence.curvature.per_example import PerExample
-from whence.curvature.rules import EmbeddingRule, MatrixRule
+from whence.curvature.rules import ConvRule, EmbeddingRule, MatrixRule
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
 
 BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
+PIECE = 8 * 2**20  # bytes of patches that are made at a time on the CPU; they stay in the cache
 
 
 def budget(device: torch.device) -> int:
@@ -72,6 +74,22 @@ class CalledUse:
             self._features = found if self.keep_graph else found.detach()
         return self._features
 
+    def pieces(self) -> Iterator[Tensor]:
+        """The features of a matrix call, patches of a convolution a few examples at a time."""
+        rule = self.use.rule
+        plain = self.layout == Layout("dim", 0) and isinstance(rule, ConvRule) and len(rule.x) == self.size
+        if self._features is not None or self.keep_graph or not plain:
+            yield self.features
+            return
+        assert isinstance(rule, ConvRule)
+        positions = self.use.shape[2:].numel()
+        each = positions * rule.x.shape[1] * math.prod(rule.kernel) * rule.x.element_size()
+        step = max(1, PIECE // max(each, 1)) if rule.x.device.type == "cpu" else self.size
+        for start in range(0, self.size, step):
+            with torch.no_grad():
+                some = replace(rule, x=rule.x[start : start + step])
+                yield widened(some.features())
+
     def _examples_first(self) -> Tensor:
         rule = self.use.rule
         if isinstance(rule, EmbeddingRule):
@@ -118,13 +136,15 @@ class Recording:
         grads = [called.gradient(g) for called, g in zip(self.called, raw, strict=True)]
         return Gradients(self, grads, columns, create_graph)
 
-    def block_inputs(self, block: Block) -> Iterator[tuple[slice, Affine]]:
-        """Which pairs each call of a matrix block covers, and what it saw."""
-        assert block.form is not None
+    def block_inputs(self, block: Block, whole: bool = True) -> Iterator[tuple[slice, Affine]]:
+        """Which pairs each call of a matrix block covers, and what it saw; ``whole``, or examples piece by piece."""
+        form = block.form
+        assert form is not None
         for called in self.called:
             ref = _ref_in(called.use, block)
             if ref is not None:
-                yield _pairs(ref, block.form), affine(called, block.form)
+                for x in [called.features] if whole else called.pieces():
+                    yield _pairs(ref, form), Affine(x, bool(form.inputs), form.bias)
 
 
 def affine(called: CalledUse, form: MatrixForm) -> Affine:
@@ -139,6 +159,14 @@ class Gradients:
         self.recording, self.grads, self.columns, self.create_graph = recording, grads, columns, create_graph
         self.count = len(columns)
         self._kept: tuple[tuple[int, int], dict[str, Tensor]] | None = None
+
+    def outputs_of(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
+        """Which pairs each call of a matrix block covers, and its output gradients [K, E', N, T, O]."""
+        assert block.form is not None
+        for called, g in zip(self.recording.called, self.grads, strict=True):
+            ref = _ref_in(called.use, block)
+            if ref is not None:
+                yield _pairs(ref, block.form), g
 
     def parts(self, block: Block) -> list[MatrixPart]:
         """The calls of a matrix block."""

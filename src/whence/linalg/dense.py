@@ -9,11 +9,17 @@ from whence.errors import NotConverged, NotPositiveDefinite
 
 SMALL = 2048  # decomposed in float64 up to here on the CPU
 NEGATIVE = {torch.float64: 1e-6, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
+LONG = 32768  # rows that go into one product
 SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
 
 
 def gram(x: Tensor) -> Tensor:
-    """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied."""
+    """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied.
+
+    Very long ones in pieces: a float32 product over millions of rows loses three digits.
+    """
+    if x.shape[-2] > LONG:
+        return torch.stack([gram(piece) for piece in x.split(LONG, dim=-2)]).sum(0)
     width = x.shape[-1]
     if width <= SPLIT or x.device.type != "cpu" or x.shape[-2] < 8:
         return x.mT @ x
