@@ -5,6 +5,8 @@ Run with ``make demo``, or ``python examples/demo.py`` where whence and scikit-l
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -13,25 +15,35 @@ import whence
 
 
 def digits(seed: int = 0) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """The 8 × 8 digits of scikit-learn: training, validation and test data."""
+    """The 8 × 8 digits of scikit-learn under noise, so that a network overfits: training, validation, test data."""
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    x = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     y = torch.tensor(data.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    train, validation, test = order[:1000], order[1000:1400], order[1400:]
+    train, validation, test = order[:800], order[800:1200], order[1200:]
     return (x[train], y[train]), (x[validation], y[validation]), (x[test], y[test])
 
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(24 * 16, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        OrderedDict(
+            conv1=nn.Conv2d(1, 12, 3, padding=1),
+            norm=nn.BatchNorm2d(12),
+            act1=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(12, 24, 3, padding=1),
+            act2=nn.ReLU(),
+            flat=nn.Flatten(),
+            hidden=nn.Linear(24 * 16, 64),
+            act3=nn.ReLU(),
+            head=nn.Linear(64, 10),
+        )
+    )
 
 
 def train(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], epochs: int) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-4)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     x, y = data
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(64):
@@ -47,7 +59,7 @@ def report(name: str, probs: torch.Tensor, y: torch.Tensor) -> None:
     print(f"  {name:<24} accuracy {accuracy:.1%}   NLL {nll:.4f}   mean confidence {probs.amax(1).mean():.1%}")
 
 
-def main(epochs: int = 12) -> None:
+def main(epochs: int = 20) -> None:
     torch.manual_seed(0)
     training, validation, test = digits()
     model = network()
@@ -63,7 +75,7 @@ def main(epochs: int = 12) -> None:
     report("plain network", model(x).softmax(1).detach(), y)
     report("linearised Laplace", prediction.probs, y)
 
-    noise = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    noise = 2 * torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(2)) - 0.5
     strange = posterior.predict(noise)
     print("\nmean uncertainty (nats)     total   of it epistemic")
     print(f"  test digits               {prediction.entropy.mean():.3f}   {prediction.epistemic.mean():.3f}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DECADE = math.log(10)
 POINTS = 128  # fixed points of the Monte Carlo link while tuning
 DRAWS = 20  # weight draws while tuning the sampled predictive
-FLAT = 1e-6  # nats per example and decade; less than this is no difference
+FLAT = 1e-5  # nats per example and decade; less than this is no difference
 WIDEST = 24  # values of one hyperparameter beyond which a grid is not widened
 
 
@@ -159,7 +159,7 @@ class _Search:
         inner = values[1] if best == values[0] else values[-2]
         lowest = min(self.scores.values())
         other = min(v for k, v in self.scores.items() if k[place] == inner)
-        return other - lowest > 100 * FLAT
+        return other - lowest > 10 * FLAT
 
     def _score(self, posterior: Laplace, rs: list[float], ss: list[float]) -> None:
         """Mean NLL at every (r, s) that has none yet, in one pass over the data."""
