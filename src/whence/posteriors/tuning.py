@@ -8,13 +8,14 @@ then made finer around it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import Data, size_of
+from whence.batches import Data, Inputs, size_of
 from whence.errors import BadOption, NotPositiveDefinite, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.block import BlockGaussian
@@ -109,6 +110,7 @@ class _Search:
         self.seed = seed_from(generator) if method == "sampled" else 0
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
+        self.count = 0  # examples of the last pass
 
     def run(self, per_layer: bool) -> Laplace:
         r, s = self._grid(self.start, "")
@@ -173,19 +175,23 @@ class _Search:
                 self.trials.append(Trial(math.exp(r + s), math.exp(s), float(grid[i, j])))
 
     def _linearised(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
+        scales = [math.exp(s) for s in ss]
         total = torch.zeros(len(rs), len(ss), dtype=torch.float64)
-        count = 0
+        for piece, targets, index in self._pieces(posterior):
+            mean, covs = _covariances(posterior, piece, rs)
+            targets = posterior.likelihood.check(mean, targets, index)
+            total += torch.stack([self._losses(posterior, mean, cov, targets, scales) for cov in covs]).cpu()
+        return torch.nan_to_num(total / self.count, nan=math.inf)
+
+    def _pieces(self, posterior: Laplace) -> Iterator[tuple[Inputs, Tensor, int]]:
+        """The validation data in pieces that fit the memory budget, with their targets and batch index."""
+        self.count = 0
         for batch in self.data:
             seen = 0
             for piece in linearised.pieces(posterior, _one(batch.inputs)):
-                targets = batch.targets[seen : seen + size_of(piece)]
+                yield piece, batch.targets[seen : seen + size_of(piece)], batch.index
                 seen += size_of(piece)
-                mean, covs = _covariances(posterior, piece, rs)
-                targets = posterior.likelihood.check(mean, targets, batch.index)
-                for i, cov in enumerate(covs):
-                    total[i] += self._losses(posterior, mean, cov, targets, [math.exp(s) for s in ss]).cpu()
-            count += seen
-        return torch.nan_to_num(total / count, nan=math.inf)
+            self.count += seen
 
     def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
         return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
@@ -233,18 +239,12 @@ class _Search:
                 moved = _moved(posterior, layer, move)
                 totals[move] = float(self._sampled(moved, [0.0], [0.0]))
             return totals
-        count = 0
-        for batch in self.data:
-            seen = 0
-            for piece in linearised.pieces(posterior, _one(batch.inputs)):
-                targets = batch.targets[seen : seen + size_of(piece)]
-                seen += size_of(piece)
-                mean, rest, covs = _one_layer(posterior, piece, layer, moves)
-                targets = posterior.likelihood.check(mean, targets, batch.index)
-                for move, cov in zip(moves, covs, strict=True):
-                    totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]))
-            count += seen
-        return {move: math.inf if math.isnan(t) else t / count for move, t in totals.items()}
+        for piece, targets, index in self._pieces(posterior):
+            mean, rest, covs = _one_layer(posterior, piece, layer, moves)
+            targets = posterior.likelihood.check(mean, targets, index)
+            for move, cov in zip(moves, covs, strict=True):
+                totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]))
+        return {move: math.inf if math.isnan(t) else t / self.count for move, t in totals.items()}
 
 
 def resolution(posterior: Laplace) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,29 +43,18 @@ class _Lazy:
 
 
 @dataclass(frozen=True)
-class ClassificationPrediction:
-    """Class probabilities and where their uncertainty comes from."""
+class _Probabilities(ABC):
+    """What predictions of labels share."""
 
-    probs: Tensor  # (N, C)
-    logit_mean: Tensor  # (N, C)
+    probs: Tensor  # (N, C), or (N, K) for binary labels
+    logit_mean: Tensor  # in the shape of probs
     _aleatoric: Tensor | None = field(default=None, repr=False)
     _lazy: _Lazy = field(default=_Lazy(), repr=False)
-    class_dim: int = 1
 
     @property
-    def labels(self) -> Tensor:
-        """The most probable class."""
-        return self.probs.argmax(self.class_dim)
-
-    @property
-    def confidence(self) -> Tensor:
-        """The largest probability."""
-        return self.probs.amax(self.class_dim)
-
-    @functools.cached_property
+    @abstractmethod
     def entropy(self) -> Tensor:
-        """Total uncertainty: entropy of the mean probabilities."""
-        return entropy_of(self.probs, self.class_dim)
+        """Total uncertainty."""
 
     @property
     def aleatoric(self) -> Tensor:
@@ -93,63 +83,52 @@ class ClassificationPrediction:
         return self._lazy.samples()
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval of each class probability over the draws: (low, high)."""
+        """Central interval of each probability over the draws: (low, high)."""
         tail = (1 - check_level(level)) / 2
         low, high = quantiles(self.samples, (tail, 1 - tail))
         return low, high
 
 
 @dataclass(frozen=True)
-class BinaryPrediction:
-    """Probability of 1 for each logit."""
+class ClassificationPrediction(_Probabilities):
+    """Class probabilities and where their uncertainty comes from."""
 
-    probs: Tensor  # (N, K)
-    logit_mean: Tensor  # (N, K)
-    _aleatoric: Tensor | None = field(default=None, repr=False)
-    _lazy: _Lazy = field(default=_Lazy(), repr=False)
+    class_dim: int = 1
 
     @property
     def labels(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(self.class_dim)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest probability."""
+        return self.probs.amax(self.class_dim)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty: entropy of the mean probabilities."""
+        return entropy_of(self.probs, self.class_dim)
+
+
+@dataclass(frozen=True)
+class BinaryPrediction(_Probabilities):
+    """Probability of 1 for each logit."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Whether 1 is more probable than 0."""
         return (self.probs > 0.5).long()
 
     @property
     def confidence(self) -> Tensor:
+        """The larger of the two probabilities."""
         return torch.maximum(self.probs, 1 - self.probs)
 
-    @functools.cached_property
+    @property
     def entropy(self) -> Tensor:
         """Total uncertainty of each label (N, K)."""
         return binary_entropy(self.probs)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        if self._aleatoric is None:
-            raise NotDefined(self._lazy.why_not)
-        return self._aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        return self.entropy - self.aleatoric
-
-    @functools.cached_property
-    def logit_cov(self) -> Tensor:
-        """Covariance of the logits (N, K, K)."""
-        if self._lazy.covariance is None:
-            raise NotDefined("the covariance of the logits is there for outputs (N, K) only.")
-        return self._lazy.covariance()
-
-    @functools.cached_property
-    def samples(self) -> Tensor:
-        """Probabilities of each draw (S, N, K)."""
-        if self._lazy.samples is None:
-            raise NotDefined(self._lazy.why_not or "this prediction has no draws.")
-        return self._lazy.samples()
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval of each probability over the draws: (low, high)."""
-        tail = (1 - check_level(level)) / 2
-        low, high = quantiles(self.samples, (tail, 1 - tail))
-        return low, high
 
 
 @dataclass(frozen=True)

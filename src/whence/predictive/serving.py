@@ -21,90 +21,76 @@ class Served(NamedTuple):
     epistemic: Tensor  # the part that the weights cause: mutual information, or variance
 
 
-class ServedClassifier(nn.Module):
-    """Probabilities, entropy and mutual information over an ensemble of draws."""
-
-    def __init__(self, members: list[nn.Module], class_dim: int) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.class_dim = class_dim
-
-    def forward(self, x: Tensor) -> Served:
-        outputs = []
-        for member in self.members:
-            outputs.append(torch.softmax(member(x), dim=self.class_dim))
-        probs = torch.stack(outputs)
-        mean = probs.mean(dim=0)
-        total = -(torch.xlogy(mean, mean)).sum(dim=self.class_dim)
-        inner = self.class_dim if self.class_dim < 0 else self.class_dim + 1
-        expected = -(torch.xlogy(probs, probs)).sum(dim=inner).mean(dim=0)
-        return Served(mean, total, total - expected)
-
-
-class ServedBinary(nn.Module):
-    """Probabilities of 1, entropy and mutual information over an ensemble of draws."""
+class Ensemble(nn.Module):
+    """Networks with drawn weights; a subclass says what their outputs mean."""
 
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
 
-    def forward(self, x: Tensor) -> Served:
-        outputs = []
+    def outputs(self, x: Tensor) -> Tensor:
+        """Raw outputs of every member, [S, N, …]."""
+        found = []
         for member in self.members:
-            outputs.append(torch.sigmoid(member(x)))
-        probs = torch.stack(outputs)
+            found.append(member(x))
+        return torch.stack(found)
+
+
+class ServedClassifier(Ensemble):
+    """Probabilities, entropy and mutual information."""
+
+    def __init__(self, members: list[nn.Module], class_dim: int) -> None:
+        super().__init__(members)
+        self.class_dim = class_dim
+        self.stacked_dim = class_dim if class_dim < 0 else class_dim + 1
+
+    def forward(self, x: Tensor) -> Served:
+        probs = torch.softmax(self.outputs(x), dim=self.stacked_dim)
+        mean = probs.mean(dim=0)
+        total = -(torch.xlogy(mean, mean)).sum(dim=self.class_dim)
+        expected = -(torch.xlogy(probs, probs)).sum(dim=self.stacked_dim).mean(dim=0)
+        return Served(mean, total, total - expected)
+
+
+class ServedBinary(Ensemble):
+    """Probabilities of 1, entropy and mutual information."""
+
+    def forward(self, x: Tensor) -> Served:
+        probs = torch.sigmoid(self.outputs(x))
         mean = probs.mean(dim=0)
         total = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean))
         expected = -(torch.xlogy(probs, probs) + torch.xlogy(1 - probs, 1 - probs)).mean(dim=0)
         return Served(mean, total, total - expected)
 
 
-class ServedRegressor(nn.Module):
-    """Mean, variance with noise, and variance without it, over an ensemble of draws."""
+class ServedRegressor(Ensemble):
+    """Mean, variance with noise, and variance without it."""
 
     def __init__(self, members: list[nn.Module], noise: Tensor) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
+        super().__init__(members)
         self.noise_variance: Tensor
         self.register_buffer("noise_variance", noise)
 
     def forward(self, x: Tensor) -> Served:
-        outputs = []
-        for member in self.members:
-            outputs.append(member(x))
-        stacked = torch.stack(outputs)
-        epistemic = stacked.var(dim=0, correction=0)
-        return Served(stacked.mean(dim=0), epistemic + self.noise_variance, epistemic)
+        outputs = self.outputs(x)
+        epistemic = outputs.var(dim=0, correction=0)
+        return Served(outputs.mean(dim=0), epistemic + self.noise_variance, epistemic)
 
 
-class ServedHeteroscedastic(nn.Module):
+class ServedHeteroscedastic(Ensemble):
     """The same where the network gives means and log variances of the noise."""
 
-    def __init__(self, members: list[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
     def forward(self, x: Tensor) -> Served:
-        outputs = []
-        for member in self.members:
-            outputs.append(member(x))
-        means, log_vars = torch.stack(outputs).chunk(2, dim=-1)
+        means, log_vars = self.outputs(x).chunk(2, dim=-1)
         epistemic = means.var(dim=0, correction=0)
         return Served(means.mean(dim=0), epistemic + log_vars.exp().mean(dim=0), epistemic)
 
 
-class ServedCounts(nn.Module):
-    """Expected count, its variance, and the variance of the rate, over an ensemble of draws."""
-
-    def __init__(self, members: list[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
+class ServedCounts(Ensemble):
+    """Expected count, its variance, and the variance of the rate."""
 
     def forward(self, x: Tensor) -> Served:
-        outputs = []
-        for member in self.members:
-            outputs.append(torch.exp(member(x)))
-        rates = torch.stack(outputs)
+        rates = torch.exp(self.outputs(x))
         epistemic = rates.var(dim=0, correction=0)
         return Served(rates.mean(dim=0), rates.mean(dim=0) + epistemic, epistemic)
 
