@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -127,4 +128,11 @@ def test_dense(case: Case) -> None:
 @settings(max_examples=40, **COMMON)
 @given(conv_networks())
 def test_convolutional(case: Case) -> None:
+    compare(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, **COMMON)
+@given(st.one_of(dense_networks(), conv_networks()))
+def test_many_more(case: Case) -> None:
     compare(case)
