@@ -122,3 +122,9 @@ def test_root_of_a_singular_matrix() -> None:
     close(root @ root.mT, matrix, 1e-6)
     zero = psd_root(torch.zeros(2, 3, 3))
     assert float(zero.abs().max()) < 1e-10
+
+
+def test_a_long_gram_keeps_its_digits() -> None:
+    x = torch.randn(400_000, 4) + 1
+    wanted = x.double().T @ x.double()
+    close(gram(x).double(), wanted, 1e-6)

@@ -16,9 +16,9 @@ SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
 def gram(x: Tensor) -> Tensor:
     """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied.
 
-    Very long ones in pieces: a float32 product over millions of rows loses three digits.
+    Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits.
     """
-    if x.shape[-2] > LONG:
+    if x.shape[-2] > LONG and x.device.type == "cpu":
         return torch.stack([gram(piece) for piece in x.split(LONG, dim=-2)]).sum(0)
     width = x.shape[-1]
     if width <= SPLIT or x.device.type != "cpu" or x.shape[-2] < 8:
