@@ -41,7 +41,7 @@ def output_hessian(case: Case) -> Tensor:
     return slow_likelihoods.hessian_for(case.likelihood, slow.outputs(case.model, case.x), NOISE)
 
 
-def close(got: Tensor, wanted: Tensor, tolerance: float = 1e-8, floor: float = 1e-300) -> None:
+def assert_close(got: Tensor, wanted: Tensor, tolerance: float = 1e-8, floor: float = 1e-300) -> None:
     """Relative to the size of what is wanted."""
     assert got.shape == wanted.shape, f"{tuple(got.shape)} is not {tuple(wanted.shape)}"
     error = float((got - wanted).norm())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.comparison import bayesian, close, fitted, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, output_hessian
 from tests.reference import curvature as slow
 from tests.reference import posterior as slow_posterior
 from tests.reference.networks import ALL
@@ -27,7 +27,7 @@ def test_full(name: str) -> None:
     h = slow.ggn_full(case.model, params, case.x, output_hessian(case))
     posterior = fitted(case, structure="full", prior_precision=DELTA)
     wanted = slow_posterior.posterior_covariance(h, torch.full((len(h),), DELTA, dtype=h.dtype))
-    close(posterior.covariance(), wanted)
+    assert_close(posterior.covariance(), wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,10 +37,10 @@ def test_block_and_diag(name: str) -> None:
     h = slow.ggn_full(case.model, params, case.x, output_hessian(case))
     block = fitted(case, structure="block", prior_precision=DELTA)
     for index, structure in zip(positions(block, params), block.curvature.structures, strict=True):
-        close(structure.matrix, h[index][:, index])
+        assert_close(structure.matrix, h[index][:, index])
     diag = fitted(case, structure="diag", prior_precision=DELTA)
     got = torch.cat([v.flatten() for v in diag.variance().values()])
-    close(got, 1 / (h.diagonal() + DELTA))
+    assert_close(got, 1 / (h.diagonal() + DELTA))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,11 +52,11 @@ def test_linearised_covariance(name: str, structure: str) -> None:
     posterior = fitted(case, structure=structure, prior_precision=DELTA, rank=12)
     moments = posterior.predict(case.x, joint=True)
     cov = posterior.covariance()
-    close(moments.covariance, slow_posterior.joint_covariance(jac, cov))
+    assert_close(moments.covariance, slow_posterior.joint_covariance(jac, cov))
     from whence.predictive.linearised import moments as linearised
 
     inputs = posterior.plan.network and case.x
-    close(linearised(posterior, inputs).cov, slow_posterior.linearised_covariance(jac, cov))
+    assert_close(linearised(posterior, inputs).cov, slow_posterior.linearised_covariance(jac, cov))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,4 +68,4 @@ def test_evidence(name: str) -> None:
     delta = torch.full((len(h),), DELTA, dtype=h.dtype)
     theta = slow.theta(params).detach()
     wanted = slow_posterior.log_evidence(h, delta, theta, torch.zeros_like(theta), -posterior.record.loss)
-    close(posterior.log_evidence(), torch.as_tensor(wanted).detach())
+    assert_close(posterior.log_evidence(), torch.as_tensor(wanted).detach())

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 import whence
-from tests.comparison import close, likelihood_of
+from tests.comparison import assert_close, likelihood_of
 from tests.reference.networks import ALL
 
 FITS = [
@@ -52,5 +52,5 @@ def test_ranks_add_up(tmp_path: Path) -> None:
         whole = fit(name, options, slice(None))
         for rank in (0, 1):
             covariance, loss = torch.load(tmp_path / f"{i}-{rank}.pt")
-            close(covariance, whole.covariance(), 1e-6 if options["structure"] == "lowrank" else 1e-9)
+            assert_close(covariance, whole.covariance(), 1e-6 if options["structure"] == "lowrank" else 1e-9)
             assert loss == pytest.approx(whole.record.loss)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.comparison import bayesian, close, fitted, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, output_hessian
 from tests.reference import curvature as slow
 from tests.reference import kronecker as slow_kron
 from tests.reference import likelihoods as slow_likelihoods
@@ -46,8 +46,8 @@ def test_factors(name: str, mode: str) -> None:
     checked = 0
     for _, structure, factors in twin_factors(case, posterior, mode):
         for pair, (a, g) in enumerate(factors):
-            close(structure.mean_input[pair], a)
-            close(structure.grads[pair], g, floor=1e-20)  # before instance norm, gradients sum to nothing
+            assert_close(structure.mean_input[pair], a)
+            assert_close(structure.grads[pair], g, floor=1e-20)  # before instance norm, gradients sum to nothing
             checked += 1
     kinds = {type(m) for m in case.model.modules()}
     if kinds & set(LAYERS[1:]):
@@ -84,7 +84,7 @@ def assert_kron_is_block(case: Case) -> None:
         index = torch.cat([where[p.name].flatten() for p in block.params])
         block_h = h[index][:, index]
         wanted = torch.linalg.inv(block_h + 0.5 * torch.eye(len(index), dtype=h.dtype))
-        close(cov[index][:, index], wanted)
+        assert_close(cov[index][:, index], wanted)
 
 
 def test_convolution_is_not_exact() -> None:
@@ -108,7 +108,7 @@ def test_ekfac_values(name: str) -> None:
         bases = [(got.right[e], got.left[e]) for e in range(len(got.left))]
         wanted = slow_kron.ekfac_eigenvalues(case.model, modules[block.name], case.x, lam, bases)
         for e, values in enumerate(wanted):
-            close(got.values[e], values)
+            assert_close(got.values[e], values)
         assert isinstance(structure, Kronecker)
 
 
@@ -121,8 +121,8 @@ def test_kfra_against_the_twin(name: str) -> None:
     posterior = fitted(case, structure="kron", curvature="kfra")
     wanted = slow_kron.kfra_factors(linears, acts[: len(linears) - 1], case.x, output_hessian(case))
     for structure, (a, g) in zip(posterior.curvature.structures, wanted, strict=True):
-        close(structure.mean_input[0], a)
-        close(structure.grads[0], g)
+        assert_close(structure.mean_input[0], a)
+        assert_close(structure.grads[0], g)
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_relu"])
@@ -135,7 +135,7 @@ def test_kfra_with_batches_of_one_is_exact(name: str) -> None:
     kfra = whence.laplace(case.model, batches, likelihood=case.likelihood, curvature="kfra")
     exact = whence.laplace(case.model, batches, likelihood=case.likelihood, curvature="ggn")
     for mine, theirs in zip(kfra.curvature.structures, exact.curvature.structures, strict=True):
-        close(mine.grads, theirs.grads)
+        assert_close(mine.grads, theirs.grads)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv2d_same", "embedding", "self_attention", "lstm"])
@@ -146,7 +146,7 @@ def test_empirical_fisher(name: str) -> None:
     wanted = slow.empirical_fisher_full(case.model, params, case.x, case.y, nll)
     full = fitted(case, structure="full", curvature="empirical", prior_precision=1.0)
     eye = torch.eye(len(wanted), dtype=wanted.dtype)
-    close(full.covariance(), torch.linalg.inv(wanted + eye))
+    assert_close(full.covariance(), torch.linalg.inv(wanted + eye))
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp_relu", "mlp_residual", "conv1d", "layernorm"])
@@ -159,10 +159,10 @@ def test_hessian(name: str) -> None:
     delta = max(0.0, -lowest) + 1.0
     eye = torch.eye(len(wanted), dtype=wanted.dtype)
     full = fitted(case, structure="full", curvature="hessian", prior_precision=delta)
-    close(full.covariance(), torch.linalg.inv(wanted + delta * eye), 1e-7)
+    assert_close(full.covariance(), torch.linalg.inv(wanted + delta * eye), 1e-7)
     diag = fitted(case, structure="diag", curvature="hessian", prior_precision=delta + 10)
     got = torch.cat([v.flatten() for v in diag.variance().values()])
-    close(got, 1 / (wanted.diagonal() + delta + 10), 1e-7)
+    assert_close(got, 1 / (wanted.diagonal() + delta + 10), 1e-7)
 
 
 def test_hessian_and_ggn_agree_on_layer_blocks_of_relu_networks_only() -> None:
@@ -175,6 +175,6 @@ def test_hessian_and_ggn_agree_on_layer_blocks_of_relu_networks_only() -> None:
     where = slow.positions(params)
     for block, structure in zip(posterior.blocks, posterior.curvature.structures, strict=True):
         index = torch.cat([where[p.name].flatten() for p in block.params])
-        close(structure.matrix, hessian[index][:, index])
-        close(structure.matrix, ggn[index][:, index])
+        assert_close(structure.matrix, hessian[index][:, index])
+        assert_close(structure.matrix, ggn[index][:, index])
     assert float((hessian - ggn).norm()) > 1e-3 * float(ggn.norm()), "off the diagonal blocks they must differ"

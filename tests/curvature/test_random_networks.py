@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.comparison import bayesian, close, fitted, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, output_hessian
 from tests.reference import curvature as slow
 from tests.reference import posterior as slow_posterior
 from tests.reference.cases import Case
@@ -99,17 +99,17 @@ def compare(case: Case) -> None:
     h = slow.ggn_full(case.model, params, case.x, output_hessian(case))
     eye = torch.eye(len(h), dtype=h.dtype)
     full = fitted(case, structure="full")
-    close(full.covariance(), torch.linalg.inv(h + eye))
+    assert_close(full.covariance(), torch.linalg.inv(h + eye))
     diag = fitted(case, structure="diag")
-    close(torch.cat([v.flatten() for v in diag.variance().values()]), 1 / (h.diagonal() + 1))
+    assert_close(torch.cat([v.flatten() for v in diag.variance().values()]), 1 / (h.diagonal() + 1))
     jac = slow.jacobian(case.model, params, case.x)
     for structure in ("kron", "ekfac"):
         posterior = fitted(case, structure=structure)
         cov = posterior.covariance()
-        close(posterior.predict(case.x, joint=True).covariance, slow_posterior.joint_covariance(jac, cov))
+        assert_close(posterior.predict(case.x, joint=True).covariance, slow_posterior.joint_covariance(jac, cov))
         from whence.predictive.linearised import moments
 
-        close(moments(posterior, case.x).cov, slow_posterior.linearised_covariance(jac, cov))
+        assert_close(moments(posterior, case.x).cov, slow_posterior.linearised_covariance(jac, cov))
 
 
 COMMON = {

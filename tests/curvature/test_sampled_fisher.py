@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import whence
-from tests.comparison import bayesian, close, fitted, likelihood_of, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, likelihood_of, output_hessian
 from tests.reference import curvature as slow
 from tests.reference.networks import ALL
 from whence.randomness import example_uniform
@@ -42,7 +42,7 @@ def test_draws_do_not_depend_on_batching(name: str, structure: str) -> None:
         )
         found.append(torch.cat([v.flatten() for v in posterior.variance().values()]))
     for other in found[1:]:
-        close(other, found[0], 1e-10)
+        assert_close(other, found[0], 1e-10)
 
 
 def test_the_generator_is_used() -> None:

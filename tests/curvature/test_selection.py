@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.comparison import bayesian, close, fitted, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, output_hessian
 from tests.reference import curvature as slow
 from tests.reference import posterior as slow_posterior
 from tests.reference.networks import ALL
@@ -62,7 +62,7 @@ def test_the_last_layer_of_a_tied_head() -> None:
     h = slow.ggn_full(case.model, params, case.x, output_hessian(case))
     variance = torch.cat([v.flatten() for v in posterior.variance().values()])
     if all(b.structure == "diag" for b in posterior.blocks):
-        close(variance, 1 / (h.diagonal() + 1))
+        assert_close(variance, 1 / (h.diagonal() + 1))
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "cross_attention", "batchnorm2d", "embedding", "lora", "frozen"])
@@ -75,11 +75,11 @@ def test_a_selection_is_the_corner_of_the_whole(name: str, structure: str) -> No
     assert posterior.names() == names
     h = slow.ggn_full(case.model, params, case.x, output_hessian(case))
     if structure == "full":
-        close(posterior.covariance(), torch.linalg.inv(h + torch.eye(len(h), dtype=h.dtype)))
+        assert_close(posterior.covariance(), torch.linalg.inv(h + torch.eye(len(h), dtype=h.dtype)))
     if structure == "diag":
-        close(torch.cat([v.flatten() for v in posterior.variance().values()]), 1 / (h.diagonal() + 1))
+        assert_close(torch.cat([v.flatten() for v in posterior.variance().values()]), 1 / (h.diagonal() + 1))
     jac = slow.jacobian(case.model, params, case.x)
-    close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, posterior.covariance()))
+    assert_close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, posterior.covariance()))
 
 
 def hash_like(name: str) -> bool:
@@ -114,9 +114,9 @@ def test_subnetwork(by: str) -> None:
     wanted = torch.zeros_like(h)
     inside = torch.linalg.inv(h[index][:, index] + 0.3 * torch.eye(25, dtype=h.dtype))
     wanted[index.unsqueeze(1), index] = inside
-    close(posterior.covariance(), wanted)
+    assert_close(posterior.covariance(), wanted)
     jac = slow.jacobian(case.model, params, case.x)
-    close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, wanted))
+    assert_close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, wanted))
     draws = torch.cat([d.flatten(1) for d in posterior.sample(5).values()], dim=1)
     theta = slow.theta(params).detach()
     assert torch.equal(draws[:, ~flat], theta[~flat].expand(5, -1))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.comparison import close
+from tests.comparison import assert_close
 
 backpack = pytest.importorskip("backpack")
 curvlinops = pytest.importorskip("curvlinops")
@@ -40,7 +40,7 @@ def test_backpack_exact_diagonal(build) -> None:
         loss.backward()
     variance = posterior.variance()
     for name, p in model.named_parameters():
-        close(variance[name], 1 / (p.diag_ggn_exact + 1))
+        assert_close(variance[name], 1 / (p.diag_ggn_exact + 1))
 
 
 @pytest.mark.parametrize("build", [mlp, lenet])
@@ -58,8 +58,8 @@ def test_backpack_kronecker_gradient_factor(build) -> None:
     for block, structure in zip(posterior.blocks, posterior.curvature.structures, strict=True):
         if isinstance(modules[block.name], nn.Linear):
             g, a = modules[block.name].weight.kflr
-            close(structure.grads[0], g)
-            close(structure.mean_input[0][:-1, :-1], a)
+            assert_close(structure.grads[0], g)
+            assert_close(structure.mean_input[0][:-1, :-1], a)
 
 
 @pytest.mark.parametrize("build", [mlp, lenet])
@@ -71,7 +71,7 @@ def test_curvlinops_ggn(build) -> None:
     size = sum(p.numel() for p in params)
     dense = operator @ torch.eye(size, dtype=torch.float64)
     order = posterior._network_order()
-    close(posterior.curvature.structures[0].matrix[order][:, order], torch.as_tensor(dense).detach())
+    assert_close(posterior.curvature.structures[0].matrix[order][:, order], torch.as_tensor(dense).detach())
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
@@ -90,4 +90,4 @@ def test_curvlinops_kfac(approx: str) -> None:
     size = sum(p.numel() for p in model.parameters())
     theirs = torch.as_tensor(operator @ torch.eye(size, dtype=torch.float64)).detach()
     precision = torch.linalg.inv(posterior.covariance()) - torch.eye(size, dtype=torch.float64)
-    close(precision, theirs, 1e-6)
+    assert_close(precision, theirs, 1e-6)

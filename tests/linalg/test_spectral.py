@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.comparison import close
+from tests.comparison import assert_close
 from whence.errors import NotPositiveDefinite
 from whence.linalg.dense import eigh_psd, gram, psd_root
 from whence.linalg.spectral import Spectral, dense
@@ -59,14 +59,14 @@ def parts(kind: str) -> tuple[Spectral, Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_the_matrix(kind: str) -> None:
     spectral, w, rest, inverse, _ = parts(kind)
-    close(dense(spectral, w, rest), inverse)
-    close(spectral.diagonal(w, rest).flatten(), inverse.diagonal())
-    close(spectral.trace(w, rest), inverse.trace())
+    assert_close(dense(spectral, w, rest), inverse)
+    assert_close(spectral.diagonal(w, rest).flatten(), inverse.diagonal())
+    assert_close(spectral.trace(w, rest), inverse.trace())
     v = torch.randn(3, *spectral.native, dtype=torch.float64)
-    close(spectral.apply(w, v, rest).flatten(1), v.flatten(1) @ inverse)
+    assert_close(spectral.apply(w, v, rest).flatten(1), v.flatten(1) @ inverse)
     rows = torch.randn(4, 2, *spectral.native, dtype=torch.float64)
     flat = rows.flatten(2)
-    close(spectral.quadratic(w, rows, rest), flat @ inverse @ flat.mT)
+    assert_close(spectral.quadratic(w, rows, rest), flat @ inverse @ flat.mT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,7 +74,7 @@ def test_colour_has_the_right_covariance(kind: str) -> None:
     spectral, w, rest, inverse, _ = parts(kind)
     eye = torch.eye(spectral.size, dtype=torch.float64).reshape(spectral.size, *spectral.native)
     root = spectral.colour(w.sqrt(), eye, rest.sqrt()).flatten(1)
-    close(root.mT @ root, inverse)
+    assert_close(root.mT @ root, inverse)
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"ekfac"}))
@@ -86,7 +86,7 @@ def test_a_ratio_is_a_change_of_the_prior(kind: str) -> None:
     half = ratio.flatten().rsqrt()
     rest = torch.tensor(0.1, dtype=torch.float64)
     got = half.unsqueeze(1) * dense(spectral, 1 / (spectral.values + 10), rest) * half
-    close(got, torch.linalg.inv(matrix + 10 * torch.diag(ratio.flatten())))
+    assert_close(got, torch.linalg.inv(matrix + 10 * torch.diag(ratio.flatten())))
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense", "kron"])
@@ -94,9 +94,9 @@ def test_structures_add_up(kind: str) -> None:
     structure, matrix = examples()[kind]
     double = structure.merged(structure)
     spectral = double.spectral(None, kind)
-    close(dense(spectral, spectral.values, torch.zeros((), dtype=torch.float64)), 2 * matrix)
+    assert_close(dense(spectral, spectral.values, torch.zeros((), dtype=torch.float64)), 2 * matrix)
     scaled = structure.scaled(0.3).spectral(None, kind)
-    close(dense(scaled, scaled.values, torch.zeros((), dtype=torch.float64)), 0.3 * matrix)
+    assert_close(dense(scaled, scaled.values, torch.zeros((), dtype=torch.float64)), 0.3 * matrix)
     again = structure.replaced(structure.tensors())
     assert all(torch.equal(a, b) for a, b in zip(again.tensors().values(), structure.tensors().values(), strict=True))
 
@@ -104,7 +104,7 @@ def test_structures_add_up(kind: str) -> None:
 @pytest.mark.parametrize("width", [3, 383, 400, 801])
 def test_gram(width: int) -> None:
     x = torch.randn(20, width, dtype=torch.float64)
-    close(gram(x), x.T @ x, 1e-12)
+    assert_close(gram(x), x.T @ x, 1e-12)
 
 
 def test_negative_eigenvalues_are_refused_and_rounding_is_not() -> None:
@@ -119,7 +119,7 @@ def test_negative_eigenvalues_are_refused_and_rounding_is_not() -> None:
 def test_root_of_a_singular_matrix() -> None:
     matrix = psd(5, 3, rank=2)
     root = psd_root(matrix)
-    close(root @ root.mT, matrix, 1e-6)
+    assert_close(root @ root.mT, matrix, 1e-6)
     zero = psd_root(torch.zeros(2, 3, 3))
     assert float(zero.abs().max()) < 1e-10
 
@@ -127,4 +127,4 @@ def test_root_of_a_singular_matrix() -> None:
 def test_a_long_gram_keeps_its_digits() -> None:
     x = torch.randn(400_000, 4) + 1
     wanted = x.double().T @ x.double()
-    close(gram(x).double(), wanted, 1e-5)
+    assert_close(gram(x).double(), wanted, 1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import whence
-from tests.comparison import close, likelihood_of
+from tests.comparison import assert_close, likelihood_of
 from tests.reference.cases import Case
 from tests.reference.networks import ALL
 
@@ -21,7 +21,7 @@ def fit(case: Case, part: slice, structure: str, **options) -> whence.Laplace:
 
 
 def same(mine: whence.Laplace, theirs: whence.Laplace) -> None:
-    close(mine.covariance(), theirs.covariance(), 1e-9)
+    assert_close(mine.covariance(), theirs.covariance(), 1e-9)
     assert mine.record.loss == pytest.approx(theirs.record.loss)
     assert mine.record.data_size == theirs.record.data_size
     assert float(mine.log_evidence()) == pytest.approx(float(theirs.log_evidence()))

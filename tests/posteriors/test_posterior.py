@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.comparison import bayesian, close, fitted, output_hessian
+from tests.comparison import assert_close, bayesian, fitted, output_hessian
 from tests.reference import curvature as slow
 from tests.reference import kronecker as slow_kron
 from tests.reference import posterior as slow_posterior
@@ -41,7 +41,7 @@ def test_samples_have_the_covariance(name: str, structure: str) -> None:
 def test_variance_is_the_diagonal_of_the_covariance(name: str, structure: str) -> None:
     posterior = fitted(ALL[name](1), structure=structure, prior_precision=2.0, rank=6)
     got = torch.cat([v.flatten() for v in posterior.variance().values()])
-    close(got, posterior.covariance().diagonal())
+    assert_close(got, posterior.covariance().diagonal())
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -74,12 +74,12 @@ def test_prior_per_weight(structure: str) -> None:
             index = torch.cat([where[p.name].flatten() for p in block.params])
             keep[index.unsqueeze(1), index] = 1
         h = h * keep
-    close(posterior.covariance(), slow_posterior.posterior_covariance(h, flat))
+    assert_close(posterior.covariance(), slow_posterior.posterior_covariance(h, flat))
     jac = slow.jacobian(case.model, params, case.x)
-    close(
+    assert_close(
         posterior.predict(case.x, joint=True).covariance, slow_posterior.joint_covariance(jac, posterior.covariance())
     )
-    close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, posterior.covariance()))
+    assert_close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, posterior.covariance()))
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "conv_transpose2d", "cross_attention", "called_twice"])
@@ -94,9 +94,9 @@ def test_separate_prior_for_biases(name: str) -> None:
         [torch.full((p.numel(),), 3.0 if n.endswith("bias") else 0.7, dtype=torch.float64) for n, p in params.items()]
     )
     wanted = torch.linalg.inv(precision - torch.eye(len(precision), dtype=torch.float64) + torch.diag(delta))
-    close(posterior.covariance(), wanted, 1e-7)
+    assert_close(posterior.covariance(), wanted, 1e-7)
     jac = slow.jacobian(case.model, params, case.x)
-    close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, wanted), 1e-7)
+    assert_close(posterior.predict(case.x).logit_cov, slow_posterior.linearised_covariance(jac, wanted), 1e-7)
 
 
 def test_prior_per_layer_and_unused_layer_names() -> None:
@@ -120,7 +120,7 @@ def test_factored_damping_is_equation_nine() -> None:
         matrix = torch.arange(block.size).reshape(block.form.native)
         order = block.form.unpack(matrix.double()).long()
         index = torch.cat([where[p.name].flatten() for p in block.params])
-        close(cov[index][:, index], torch.linalg.inv(precision)[order][:, order])
+        assert_close(cov[index][:, index], torch.linalg.inv(precision)[order][:, order])
     assert float((cov - exact.covariance()).norm()) > 1e-3 * float(cov.norm())
     with pytest.raises(whence.errors.NotDefined, match="evidence is not defined"):
         posterior.log_evidence()
@@ -147,7 +147,7 @@ def test_layer_shares_add_up(structure: str) -> None:
     total = slow_posterior.linearised_covariance(jac, posterior.covariance()).diagonal(dim1=1, dim2=2).sum()
     from whence.where.table import shares
 
-    close(shares(posterior, case.x)[0].sum(), total)
+    assert_close(shares(posterior, case.x)[0].sum(), total)
 
 
 def test_nothing_changes_the_users_model_or_the_posterior() -> None:
@@ -179,5 +179,5 @@ def test_lowrank_recovers_the_leading_eigenpairs() -> None:
     h = slow.ggn_full(case.model, bayesian(case), case.x, output_hessian(case))
     values = torch.linalg.eigvalsh(h).flip(0)
     posterior = fitted(case, structure="lowrank", rank=10)  # the curvature has rank 5 × 2 = 10
-    close(posterior.curvature.structures[0].values, values[:10], 1e-6)
-    close(posterior.covariance(), torch.linalg.inv(h + torch.eye(len(h), dtype=h.dtype)), 1e-6)
+    assert_close(posterior.curvature.structures[0].values, values[:10], 1e-6)
+    assert_close(posterior.covariance(), torch.linalg.inv(h + torch.eye(len(h), dtype=h.dtype)), 1e-6)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.comparison import close, fitted
+from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 
 Notice = whence.errors.Notice
@@ -34,7 +34,7 @@ def test_estimated_noise_gives_the_fit_at_that_noise(structure: str) -> None:
     y = 1000 * torch.randn(20, 1, dtype=torch.float64)
     estimated = whence.laplace(model, (x, y), likelihood="regression", structure=structure, prior_precision=1e-6)
     given = whence.laplace(model, (x, y), likelihood=estimated.likelihood, structure=structure, prior_precision=1e-6)
-    close(estimated.covariance(), given.covariance(), 1e-7)
+    assert_close(estimated.covariance(), given.covariance(), 1e-7)
 
 
 @pytest.mark.parametrize("structure", ["kron", "full", "diag"])
@@ -45,7 +45,7 @@ def test_update_pools_an_estimated_noise(structure: str) -> None:
     part = whence.laplace(model, (x[:10], y[:10]), likelihood="regression", structure=structure)
     later = part.update((x[10:], y[10:]))
     assert float(later.likelihood.noise) == pytest.approx(float(whole.likelihood.noise))
-    close(later.covariance(), whole.covariance(), 1e-9)
+    assert_close(later.covariance(), whole.covariance(), 1e-9)
 
 
 def test_a_sampled_fit_that_is_updated_is_the_fit_on_everything() -> None:
@@ -53,7 +53,7 @@ def test_a_sampled_fit_that_is_updated_is_the_fit_on_everything() -> None:
     options = {"likelihood": "classification", "curvature": "mc"}
     whole = whence.laplace(model, (x, y), generator=torch.Generator().manual_seed(0), **options)
     part = whence.laplace(model, (x[:10], y[:10]), generator=torch.Generator().manual_seed(0), **options)
-    close(part.update((x[10:], y[10:])).covariance(), whole.covariance(), 1e-4)
+    assert_close(part.update((x[10:], y[10:])).covariance(), whole.covariance(), 1e-4)
 
 
 def test_low_rank_variances_are_not_negative_in_float32() -> None:
@@ -94,7 +94,7 @@ def test_a_shuffled_loader_is_not_read_again(monkeypatch: pytest.MonkeyPatch) ->
     assert len(prediction.probs) == 24
     with pytest.raises(whence.errors.NotDefined, match="loader"):
         _ = prediction.logit_cov
-    close(posterior.predict(x).logit_cov, posterior.predict(x).logit_cov)
+    assert_close(posterior.predict(x).logit_cov, posterior.predict(x).logit_cov)
 
 
 class SequenceFirst(nn.Module):
@@ -123,7 +123,7 @@ def test_dead_examples_do_not_hide_the_example_dimension() -> None:
     alone = whence.laplace(
         model, [(x[n : n + 1], y[n : n + 1]) for n in range(8)], likelihood="classification", structure="full"
     )
-    close(together.covariance(), alone.covariance())
+    assert_close(together.covariance(), alone.covariance())
 
 
 def test_backward_hooks_of_training_have_no_part() -> None:
@@ -146,7 +146,7 @@ def test_ignored_examples_do_not_count(structure: str) -> None:
     keep = masked != -100
     one = whence.laplace(model, (x, masked), likelihood="classification", structure=structure)
     other = whence.laplace(model, (x[keep], y[keep]), likelihood="classification", structure=structure)
-    close(one.covariance(), other.covariance(), 1e-7)
+    assert_close(one.covariance(), other.covariance(), 1e-7)
     assert one.record.data_size == int(keep.sum())
     with pytest.raises(whence.errors.BadData, match="ignore_index"):
         whence.laplace(model, (x, torch.full_like(y, -100)), likelihood="classification")
@@ -183,7 +183,7 @@ def test_your_own_sampler_draws_anew_for_every_example() -> None:
             likelihood=whence.Custom(nll, sample),
             structure="full",
         )
-        close(drawn.curvature.structures[0].matrix, exact.curvature.structures[0].matrix, 0.1)
+        assert_close(drawn.curvature.structures[0].matrix, exact.curvature.structures[0].matrix, 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -203,7 +203,7 @@ def test_to_another_precision(structure: str) -> None:
     posterior = whence.laplace(model, (x, y), likelihood="classification", structure=structure)
     double = posterior.to(torch.float64)
     assert double.predict(x.double()).probs.dtype == torch.float64
-    close(double.predict(x).probs.float(), posterior.predict(x).probs, 1e-3)
+    assert_close(double.predict(x).probs.float(), posterior.predict(x).probs, 1e-3)
 
 
 def test_inference_mode_inside_and_outside() -> None:
@@ -213,10 +213,10 @@ def test_inference_mode_inside_and_outside() -> None:
         inside = x * 1.0
         posterior = whence.laplace(model, (inside, y), likelihood="classification")
         probs = posterior.predict(inside).probs
-    close(probs.clone(), wanted, 1e-5)
-    close(posterior.predict(inside).probs, wanted, 1e-5)
+    assert_close(probs.clone(), wanted, 1e-5)
+    assert_close(posterior.predict(inside).probs, wanted, 1e-5)
     with torch.no_grad():
-        close(posterior.predict(x).probs, wanted, 1e-5)
+        assert_close(posterior.predict(x).probs, wanted, 1e-5)
 
 
 class Routed(nn.Module):
@@ -267,7 +267,7 @@ def test_the_bridge_of_large_logits() -> None:
         model[2].weight.mul_(500)
     probs = whence.laplace(model, (x, y), likelihood="classification").predict(x, link="bridge").probs
     assert bool(torch.isfinite(probs).all())
-    close(probs.sum(1), torch.ones(24), 1e-5)
+    assert_close(probs.sum(1), torch.ones(24), 1e-5)
 
 
 class Answer:
@@ -288,8 +288,8 @@ def test_mappings_with_labels_and_objects_with_logits() -> None:
     x, y = classes()
     batch = {"values": x, "labels": y}
     posterior = whence.laplace(HuggingFaceLike(), [batch], likelihood="classification")
-    close(posterior.predict(batch).probs, posterior.predict({"values": x}).probs)
-    close(posterior.predict([batch]).probs, posterior.predict(batch).probs)
+    assert_close(posterior.predict(batch).probs, posterior.predict({"values": x}).probs)
+    assert_close(posterior.predict([batch]).probs, posterior.predict(batch).probs)
     with pytest.raises(whence.errors.NotDefined, match="one tensor"):
         posterior.as_module()
     alone = whence.laplace(HuggingFaceLike(), (x, y), likelihood="classification")
@@ -303,7 +303,7 @@ def test_loading_for_a_copy_in_another_precision(tmp_path) -> None:
     posterior = whence.laplace(model, (x, y), likelihood="classification")
     posterior.save(tmp_path / "p")
     double = whence.load(tmp_path / "p", copy.deepcopy(model).double())
-    close(double.predict(x).probs.float(), posterior.predict(x).probs, 1e-4)
+    assert_close(double.predict(x).probs.float(), posterior.predict(x).probs, 1e-4)
 
 
 def test_a_buffer_that_forward_changes_does_not_lock_the_file(tmp_path) -> None:
@@ -328,7 +328,7 @@ def test_posteriors_can_be_copied() -> None:
     for name in ("conv2d", "lstm", "cross_attention"):
         case = ALL[name](0)
         posterior = fitted(case)
-        close(copy.deepcopy(posterior).predict(case.x).probs, posterior.predict(case.x).probs)
+        assert_close(copy.deepcopy(posterior).predict(case.x).probs, posterior.predict(case.x).probs)
 
 
 def test_threads_leave_the_fused_attention_on() -> None:
@@ -377,8 +377,8 @@ def test_vector_noise() -> None:
     vector = whence.laplace(model, (x, y), likelihood=whence.Gaussian(noise), structure="full")
     scaled = nn.Sequential(model, _Divide(noise))
     unit = whence.laplace(scaled, (x, y / noise), likelihood=whence.Gaussian(1.0), structure="full")
-    close(vector.covariance(), unit.covariance())
-    close(vector.predict(x).aleatoric, noise.square().expand(9, 2))
+    assert_close(vector.covariance(), unit.covariance())
+    assert_close(vector.predict(x).aleatoric, noise.square().expand(9, 2))
 
 
 class _Divide(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.comparison import close, fitted
+from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import log_evidence
@@ -46,7 +46,7 @@ def test_variance_scales_with_prior_and_data(structure: str) -> None:
     posterior = fitted(case, structure=structure, rank=10)
     both = moments(posterior.with_prior(3.0).with_data_scale(5.0), case.x).cov
     one = moments(posterior.with_prior(3.0 / 5.0), case.x).cov
-    close(both, one / 5.0)
+    assert_close(both, one / 5.0)
 
 
 def test_the_trace_holds_what_a_full_prediction_gives() -> None:

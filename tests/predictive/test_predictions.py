@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.comparison import bayesian, close, fitted
+from tests.comparison import assert_close, bayesian, fitted
 from tests.reference import curvature as slow
 from tests.reference import posterior as slow_posterior
 from tests.reference.networks import ALL
@@ -23,8 +23,8 @@ def test_links(name: str) -> None:
     case = ALL[name](0)
     posterior = fitted(case, prior_precision=0.5)
     mean, cov = moments(case, posterior)
-    close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_softmax(mean, cov))
-    close(posterior.predict(case.x, link="bridge").probs, slow_posterior.bridge_softmax(mean, cov), 1e-7)
+    assert_close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_softmax(mean, cov))
+    assert_close(posterior.predict(case.x, link="bridge").probs, slow_posterior.bridge_softmax(mean, cov), 1e-7)
     wanted = slow_posterior.softmax_monte_carlo(mean, cov, draws=200_000)
     got = posterior.predict(case.x, num_samples=4096).probs
     assert float((got - wanted).abs().max()) < 0.01
@@ -34,7 +34,7 @@ def test_binary_links() -> None:
     case = ALL["multilabel_head"](0)
     posterior = fitted(case, prior_precision=0.5)
     mean, cov = moments(case, posterior)
-    close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_sigmoid(mean, cov))
+    assert_close(posterior.predict(case.x, link="probit").probs, slow_posterior.probit_sigmoid(mean, cov))
     wanted = slow_posterior.sigmoid_monte_carlo(mean, cov, draws=200_000)
     assert float((posterior.predict(case.x, num_samples=4096).probs - wanted).abs().max()) < 0.01
     with pytest.raises(whence.errors.BadOption, match="several classes"):
@@ -46,9 +46,9 @@ def test_binary_links() -> None:
 def test_total_is_aleatoric_plus_epistemic(name: str, method: str) -> None:
     case = ALL[name](1)
     prediction = fitted(case).predict(case.x, method=method)
-    close(prediction.entropy, prediction.aleatoric + prediction.epistemic)
+    assert_close(prediction.entropy, prediction.aleatoric + prediction.epistemic)
     assert bool((prediction.epistemic > -1e-12).all())
-    close(prediction.probs, prediction.samples.mean(0))
+    assert_close(prediction.probs, prediction.samples.mean(0))
     low, high = prediction.interval(0.9)
     inside = ((prediction.samples >= low) & (prediction.samples <= high)).double().mean(0)
     assert float(inside.min()) > 0.87
@@ -71,10 +71,10 @@ def test_regression(name: str) -> None:
     mean, cov = moments(case, posterior)
     prediction = posterior.predict(case.x)
     wanted_mean, wanted_variance = slow_posterior.gaussian_predictive(mean, cov, 0.7)
-    close(prediction.mean, wanted_mean)
-    close(prediction.variance, wanted_variance)
+    assert_close(prediction.mean, wanted_mean)
+    assert_close(prediction.variance, wanted_variance)
     low, high = prediction.interval(0.95)
-    close((high - low) / 2, 1.959963984540054 * prediction.std, 1e-6)
+    assert_close((high - low) / 2, 1.959963984540054 * prediction.std, 1e-6)
     drawn = posterior.predict(case.x, method="sampled", num_samples=2000)
     low, high = drawn.interval(0.9)
     noise = 0.7 * torch.randn(2000, *drawn.mean.shape, generator=torch.Generator().manual_seed(0)).double()
@@ -89,8 +89,8 @@ def test_counts() -> None:
     mean, cov = moments(case, posterior)
     prediction = posterior.predict(case.x, num_samples=2048)
     variance = cov.diagonal(dim1=1, dim2=2)
-    close(prediction.mean, (mean + variance / 2).exp())
-    close(prediction.samples.mean(0), prediction.mean, 0.05)
+    assert_close(prediction.mean, (mean + variance / 2).exp())
+    assert_close(prediction.samples.mean(0), prediction.mean, 0.05)
     low, high = prediction.interval(0.9)
     counts = torch.poisson(prediction.samples, generator=torch.Generator().manual_seed(0))
     inside = ((counts >= low) & (counts <= high)).double().mean(0)
@@ -101,9 +101,9 @@ def test_counts() -> None:
 def test_heteroscedastic_follows_the_law_of_total_variance(method: str) -> None:
     case = ALL["heteroscedastic"](5)
     prediction = fitted(case, prior_precision=5.0).predict(case.x, method=method)
-    close(prediction.variance, prediction.aleatoric + prediction.epistemic)
-    close(prediction.aleatoric, prediction.noise_samples.mean(0))
-    close(prediction.epistemic, prediction.samples.var(0, correction=0))
+    assert_close(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    assert_close(prediction.aleatoric, prediction.noise_samples.mean(0))
+    assert_close(prediction.epistemic, prediction.samples.var(0, correction=0))
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "self_attention", "batchnorm2d", "prelu", "bare_parameters"])
@@ -140,14 +140,14 @@ def test_draws_are_functions_and_can_be_reused(name: str) -> None:
     assert len(draws) == 4
     together = draws.outputs(case.x)
     for s, function in enumerate(draws):
-        close(function(case.x), together[s])
+        assert_close(function(case.x), together[s])
     weights = posterior.sample(4, generator=torch.Generator().manual_seed(0))
     one = torch.func.functional_call(
         case.model,
         {n: w[2] for n, w in weights.items()},
         *((case.x,) if isinstance(case.x, (tuple, torch.Tensor)) else ((), case.x)),
     )
-    close(together[2], one.detach())
+    assert_close(together[2], one.detach())
     first, second = draws.predict(case.x), draws.predict(case.x)
     assert torch.equal(first.probs, second.probs)
 
@@ -158,9 +158,9 @@ def test_a_loader_gives_what_one_tensor_gives() -> None:
     whole = posterior.predict(case.x)
     loader = [(case.x[:2], case.y[:2]), (case.x[2:], case.y[2:])]
     parts = posterior.predict(loader)
-    close(parts.probs, whole.probs)
-    close(parts.logit_cov, whole.logit_cov)
-    close(parts.samples, whole.samples)
+    assert_close(parts.probs, whole.probs)
+    assert_close(parts.logit_cov, whole.logit_cov)
+    assert_close(parts.samples, whole.samples)
 
 
 def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +168,11 @@ def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     posterior = fitted(case)
     whole = posterior.predict(case.x).logit_cov
     monkeypatch.setattr("whence.curvature.jacobian.BUDGET", 1)
-    close(posterior.predict(case.x).logit_cov, whole)
+    assert_close(posterior.predict(case.x).logit_cov, whole)
     small = fitted(case)
     for a, b in zip(small.curvature.structures, posterior.curvature.structures, strict=True):
         for key, value in a.tensors().items():
-            close(value, b.tensors()[key])
+            assert_close(value, b.tensors()[key])
 
 
 class Segmenter(nn.Module):
@@ -211,12 +211,12 @@ def test_dense_outputs() -> None:
                 )
                 p = out[:, i, j].softmax(0)
                 wanted = wanted + jac.T @ (torch.diag(p) - torch.outer(p, p)) @ jac
-    close(exact.curvature.structures[0].matrix, wanted.detach())
+    assert_close(exact.curvature.structures[0].matrix, wanted.detach())
     many = whence.laplace(model, (x, y), likelihood="classification", structure="full", curvature="mc", draws=3_000)
     assert float((many.curvature.structures[0].matrix - wanted.detach()).norm() / wanted.norm()) < 0.1
     prediction = exact.predict(x)
     assert prediction.probs.shape == (3, 3, 4, 4)
-    close(prediction.probs.sum(1), torch.ones(3, 4, 4, dtype=torch.float64))
+    assert_close(prediction.probs.sum(1), torch.ones(3, 4, 4, dtype=torch.float64))
     assert prediction.entropy.shape == prediction.epistemic.shape == (3, 4, 4)
     with pytest.raises(whence.errors.NotDefined, match="method='sampled'"):
         exact.predict(x, method="linearised")
@@ -231,7 +231,7 @@ def test_classes_in_the_last_dimension() -> None:
     prediction = posterior.predict(x)
     assert prediction.probs.shape == (6, 3, 5)
     assert prediction.entropy.shape == (6, 3)
-    close(prediction.probs.sum(-1), torch.ones(6, 3, dtype=torch.float64))
+    assert_close(prediction.probs.sum(-1), torch.ones(6, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["mlp", "binary_head", "regression_2", "conv2d", "heteroscedastic", "poisson"])
@@ -243,10 +243,10 @@ def test_serving(name: str, tmp_path) -> None:
     wanted = draws.predict(case.x)
     got = module(case.x)
     classify = case.likelihood in ("classification", "binary")
-    close(got.mean, wanted.probs if classify else wanted.mean)
-    close(got.uncertainty, wanted.entropy if classify else wanted.variance)
-    close(got.epistemic, wanted.epistemic)
+    assert_close(got.mean, wanted.probs if classify else wanted.mean)
+    assert_close(got.uncertainty, wanted.entropy if classify else wanted.variance)
+    assert_close(got.epistemic, wanted.epistemic)
     scripted = torch.jit.script(module)
-    close(scripted(case.x)[1], got.uncertainty)
+    assert_close(scripted(case.x)[1], got.uncertainty)
     exported = torch.export.export(module, (case.x,)).module()
-    close(exported(case.x)[0], got.mean)
+    assert_close(exported(case.x)[0], got.mean)
