@@ -178,3 +178,29 @@ def test_hessian_and_ggn_agree_on_layer_blocks_of_relu_networks_only() -> None:
         assert_close(structure.matrix, hessian[index][:, index])
         assert_close(structure.matrix, ggn[index][:, index])
     assert float((hessian - ggn).norm()) > 1e-3 * float(ggn.norm()), "off the diagonal blocks they must differ"
+
+
+class MeanOfTokens(nn.Module):
+    """A linear layer at every token and nothing but their mean after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).mean(1)
+
+
+def test_reduce_is_exact_where_positions_are_only_averaged() -> None:
+    """Every position has the same gradient, so that Σ_t g aᵀ = (Σ_t g) āᵀ; expand is not exact there."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 3, dtype=torch.float64)
+    case = Case(MeanOfTokens().double().eval(), x, torch.tensor([1]), "classification")
+    h = slow.ggn_full(case.model, bayesian(case), case.x, output_hessian(case))
+    wanted = torch.linalg.inv(h + torch.eye(len(h), dtype=h.dtype))
+    assert_close(fitted(case, sharing="reduce").covariance(), wanted)
+    expand = fitted(case, sharing="expand").covariance()
+    assert float((expand - wanted).norm()) > 1e-3 * float(wanted.norm())
+    jac = slow.jacobian(case.model, bayesian(case), case.x)
+    got = fitted(case, sharing="reduce").predict(case.x).logit_cov
+    assert_close(got, jac @ wanted @ jac.mT)
