@@ -198,3 +198,11 @@ def test_validation_at_once_and_the_repr() -> None:
     tuned = whence.laplace(model, train, likelihood="classification", validation=validation)
     assert "tuned by validation" in repr(tuned)
     assert tuned.prior_precision == untuned.tune(validation).prior_precision
+
+
+def test_options_that_the_evidence_cannot_use_are_refused() -> None:
+    model, train, _ = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    for option in ({"method": "sampled"}, {"num_samples": 3}, {"generator": torch.Generator()}):
+        with pytest.raises(whence.errors.BadOption, match="validation data"):
+            posterior.tune(**option)

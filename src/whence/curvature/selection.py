@@ -32,10 +32,6 @@ class Selection(ABC):
         """Indices of the Bayesian entries in the blocks' joined vector; None for all of them."""
         return None
 
-    def describe(self) -> Any:
-        """Plain values for saving."""
-        return None
-
 
 def trainable(network: Network) -> list[str]:
     """Parameters that are not frozen."""

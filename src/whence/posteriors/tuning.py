@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from whence.batches import Data, Inputs, size_of
+from whence.batches import Batch, Data, Inputs, size_of
 from whence.errors import BadOption, NotPositiveDefinite, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.block import BlockGaussian
@@ -81,6 +82,11 @@ def tune(
     """See :meth:`whence.posteriors.laplace.Laplace.tune`."""
     one_of(method, ("linearised", "sampled"), "method")
     if data is None:
+        if method != "linearised" or num_samples is not None or generator is not None:
+            raise BadOption(
+                "without validation data the evidence is maximised, which draws nothing: method, num_samples and "
+                "generator have no part in it. Pass validation data, or leave them out."
+            )
         return _by_evidence(posterior, per_layer)
     network = posterior.network
     loader = Data(data, network.device, network.dtype, "validation")
@@ -105,7 +111,7 @@ class _Search:
         progress: bool,
     ) -> None:
         self.start, self.data, self.method = posterior, data, method
-        self.scales = data_scale
+        self.scales, self.progress = data_scale, progress
         self.num_samples = num_samples or (POINTS if method == "linearised" else DRAWS)
         self.seed = seed_from(generator) if method == "sampled" else 0
         self.trials: list[Trial] = []
@@ -186,12 +192,17 @@ class _Search:
     def _pieces(self, posterior: Laplace) -> Iterator[tuple[Inputs, Tensor, int]]:
         """The validation data in pieces that fit the memory budget, with their targets and batch index."""
         self.count = 0
-        for batch in self.data:
+        for batch in self._passed():
             seen = 0
             for piece in linearised.pieces(posterior, _one(batch.inputs)):
                 yield piece, batch.targets[seen : seen + size_of(piece)], batch.index
                 seen += size_of(piece)
             self.count += seen
+
+    def _passed(self) -> Iterator[Batch]:
+        """One pass over the validation data, with a progress bar if it takes long."""
+        hidden = not self.progress
+        yield from tqdm(self.data, "tuning", self.data.length(), unit="batch", delay=3, leave=False, disable=hidden)
 
     def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
         return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
@@ -203,7 +214,7 @@ class _Search:
                 generator = torch.Generator().manual_seed(self.seed)  # the same noise at every point
                 draws = self._at(posterior, r, s).draw(self.num_samples, generator=generator)
                 count = 0
-                for batch in self.data:
+                for batch in self._passed():
                     with torch.no_grad():
                         outputs = draws.outputs(_one(batch.inputs))
                     targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
