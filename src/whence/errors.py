@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class WhenceError(Exception):
@@ -41,7 +43,11 @@ class TooLarge(WhenceError, MemoryError):
 
 
 class BadFile(WhenceError, ValueError):
-    """A posterior file that is truncated, of another network, or not safetensors."""
+    """A file that is missing, truncated, changed, or of something else: a posterior, a checkpoint, data."""
+
+
+class MissingExtra(WhenceError, ImportError):
+    """An optional package that is not installed; the message says how to install it."""
 
 
 class NotDefined(WhenceError, ValueError, AttributeError):
@@ -50,6 +56,15 @@ class NotDefined(WhenceError, ValueError, AttributeError):
 
 class Notice(UserWarning):
     """Something the user should know, in one line: a fallback, an automatic choice, a doubtful result."""
+
+
+def need(module: str, extra: str) -> Any:
+    """An optional module, or the error that says which extra of whence brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn"}.get(module.split(".")[0], module.split(".")[0])
+        raise MissingExtra(f"this needs {package}: pip install 'whence[{extra}]'") from error
 
 
 def notice(message: str) -> None:

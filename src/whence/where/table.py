@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.blocks import Block
-from whence.errors import NotDefined
+from whence.errors import NotDefined, need
 from whence.predictive import linearised
 from whence.predictive.projection import project
 
@@ -45,11 +45,7 @@ class Where:
 
     def to_pandas(self) -> Any:
         """The layer table as a ``pandas.DataFrame``."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install 'whence[pandas]'") from error
-        return pandas.DataFrame([asdict(row) for row in self.layers])
+        return need("pandas", "pandas").DataFrame([asdict(row) for row in self.layers])
 
     def __str__(self) -> str:
         shown = [f.name for f in fields(LayerRow) if any(getattr(r, f.name) is not None for r in self.layers)]
