@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -79,3 +80,9 @@ class Points:
 def quasi_normals(count: int, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The same ``count`` standard normal points in ``dims`` dimensions every time, [S, dims]."""
     return _sobol_normals(count, dims).to(device, dtype)
+
+
+def derived_seed(seed: int, *what: object) -> int:
+    """A seed of its own for each purpose, from one: independent of the order in which they are asked for."""
+    text = "/".join(map(str, (seed, *what)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
