@@ -12,7 +12,7 @@ from whence.zoo.settings import Settings
 
 UCI_REGRESSION = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 UCI_CLASSIFICATION = (
-    "australian", "breast_cancer", "glass", "ionosphere", "satellite", "vehicle", "waveform",
+    "australian", "breast-cancer", "glass", "ionosphere", "satellite", "vehicle", "waveform",
 )  # fmt: skip
 
 # Ritter et al. (2018), section 5.2. Their "L2-regularisation with a factor of 1e-2" is read as a prior precision of
@@ -86,8 +86,9 @@ def _tables() -> list[Recipe]:
                    about=f"{units} ReLU units, as Hernández-Lobato & Adams (2015).")
         )  # fmt: skip
     for name in UCI_CLASSIFICATION:
+        settings = SMALL.with_(epochs=100, weight_decay=1e-3 if name == "satellite" else 1e-2)
         recipes.append(
-            Recipe(f"uci-{name}", "mlp", f"uci/{name}", SMALL.with_(epochs=100),
+            Recipe(f"uci-{name}", "mlp", f"uci/{name}", settings,
                    {"hidden": (50, 50), "activation": "tanh"}, about="Two layers of 50 tanh units (Immer et al. 2021).")
         )  # fmt: skip
     return recipes
