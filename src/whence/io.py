@@ -26,7 +26,7 @@ from whence.likelihoods import Likelihood, from_spec
 from whence.linalg import spectral as spectra
 from whence.linalg.structures import KINDS
 from whence.posteriors.laplace import Laplace
-from whence.posteriors.tuning import Tuning
+from whence.posteriors.search import Tuning
 from whence.priors import PriorPrecision
 
 FORMAT = 1

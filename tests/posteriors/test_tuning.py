@@ -63,7 +63,7 @@ def test_the_trace_holds_what_a_full_prediction_gives() -> None:
 def test_validation_tuning_beats_every_neighbour_and_the_start() -> None:
     model, train, validation = trained()
     posterior = whence.laplace(model, train, likelihood="classification")
-    tuned = posterior.tune(validation)
+    tuned = posterior.tune(validation, data_scale=True)
     best = validation_loss(tuned, validation)
     assert best <= validation_loss(posterior, validation)
     plain = float(nn.functional.cross_entropy(model(validation[0]), validation[1]))
@@ -73,6 +73,34 @@ def test_validation_tuning_beats_every_neighbour_and_the_start() -> None:
         assert best <= validation_loss(tuned.with_prior(delta * factor).with_data_scale(scale), validation) + 1e-4
         moved = tuned.with_prior(delta * factor).with_data_scale(scale * factor)
         assert best <= validation_loss(moved, validation) + 1e-4
+
+
+def losses(posterior: whence.Laplace, validation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    probs = posterior.predict(validation[0], num_samples=128).probs
+    return -probs[torch.arange(len(probs)), validation[1]].log().double()
+
+
+@pytest.mark.parametrize("copies", [1, 300])
+def test_the_data_scale_moves_only_for_more_than_two_standard_errors(copies: int) -> None:
+    """Data counted 300 times over want a smaller scale; data counted once may keep theirs."""
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification", data_size=copies * len(train[1]))
+    free, fixed, auto = (posterior.tune(validation, data_scale=choice) for choice in (True, False, "auto"))
+    gain = losses(fixed, validation) - losses(free, validation)
+    moves = float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(gain))
+    assert moves == (copies == 300)
+    wanted = free if moves else fixed
+    assert auto.data_scale == pytest.approx(wanted.data_scale, rel=1e-6)
+    assert float(auto.prior_precision) == pytest.approx(float(wanted.prior_precision), rel=1e-6)
+    assert auto.tuning.score == pytest.approx(float(losses(auto, validation).mean()), rel=1e-4)
+    assert (auto.data_scale == 1.0) == (not moves)
+
+
+def test_an_unknown_choice_of_scale_is_refused() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    with pytest.raises(whence.errors.BadOption, match="'auto'"):
+        posterior.tune(validation, data_scale="always")
 
 
 @pytest.mark.parametrize("start", [1e-6, 1.0, 1e6])

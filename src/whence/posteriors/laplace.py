@@ -27,7 +27,7 @@ from whence.predictive.sampled import WeightDraws
 from whence.priors import PriorPrecision
 
 if TYPE_CHECKING:
-    from whence.posteriors.tuning import Tuning
+    from whence.posteriors.search import Tuning
     from whence.where.table import Where
 
 COVARIANCE_LIMIT = 2 * 2**30  # bytes
@@ -272,14 +272,16 @@ class Laplace(WeightPosterior):
         *,
         per_layer: bool = False,
         method: Literal["linearised", "sampled"] = "linearised",
-        data_scale: bool = True,
+        data_scale: bool | Literal["auto"] = "auto",
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> Laplace:
         """Choose the prior precision (and data scale): by validation data, or without it by the evidence.
 
-        The result keeps its trace in ``.tuning``.
+        ``data_scale="auto"`` leaves the scale alone unless another one is better on the validation data by more than
+        two standard errors; ``True`` takes the best, ``False`` never moves it. The result keeps its trace in
+        ``.tuning``.
         """
         from whence.posteriors.tuning import tune
 

@@ -28,14 +28,13 @@ def mixture_loss(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
 def gaussian_losses(
     likelihood: Likelihood, mean: Tensor, cov: Tensor, targets: Tensor, scales: Sequence[float], count: int
 ) -> Tensor:
-    """Summed loss of a Gaussian over outputs [N, C] whose covariance is divided by each scale, [len(scales)]."""
+    """Loss of a Gaussian over outputs [N, C] whose covariance is divided by each scale, [len(scales), N]."""
     if isinstance(likelihood, Gaussian):
         variance = cov.diagonal(dim1=-2, dim2=-1)
         noise = likelihood.variance(mean).reshape(mean.shape)
         off = (targets.reshape(mean.shape) - mean).square()
         totals = [noise + variance / s for s in scales]
-        return torch.stack([(0.5 * off / v + 0.5 * torch.log(2 * math.pi * v)).double().sum() for v in totals])
+        return torch.stack([(0.5 * off / v + 0.5 * torch.log(2 * math.pi * v)).double().sum(1) for v in totals])
     points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
     spread = torch.einsum("ncd,sd->snc", psd_root(cov), points)
-    losses = [mixture_loss(likelihood, mean + spread / math.sqrt(s), targets) for s in scales]
-    return torch.stack([loss.double().sum() for loss in losses])
+    return torch.stack([mixture_loss(likelihood, mean + spread / math.sqrt(s), targets).double() for s in scales])

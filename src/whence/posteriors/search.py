@@ -1,0 +1,317 @@
+"""The search over prior precision and data scale on validation data.
+
+With r = δ / s the covariance is V(δ, s) = V(r, 1) / s, so a pass over the validation data that knows V(r) at some
+nodes r gives the loss on the whole grid of (r, s). The grid is widened while its best point lies on an edge, and
+then made finer around it.
+
+The loss is often flat along (r, s). A data scale other than that of the start departs from Bayes' rule, so with
+``"auto"`` it is taken only where it is better by more than two standard errors of the paired difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from whence.batches import Batch, Data, Inputs, size_of
+from whence.errors import BadOption, NotPositiveDefinite
+from whence.posteriors.block import BlockGaussian
+from whence.predictive import linearised
+from whence.predictive.projection import Projection, project
+from whence.predictive.score import gaussian_losses, mixture_loss
+from whence.randomness import seed_from
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.tuning import ScaleChoice
+
+DECADE = math.log(10)
+POINTS = 128  # fixed points of the Monte Carlo link while tuning
+DRAWS = 20  # weight draws while tuning the sampled predictive
+FLAT = 1e-5  # nats per example and decade; less than this is no difference
+STANDARD_ERRORS = 2.0  # by which another data scale must be better to be taken
+WIDEST = 24  # values of one hyperparameter beyond which a grid is not widened
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a tuning: prior factor r, data scale s, and what it scored (lower is better)."""
+
+    prior_factor: float  # multiplies the prior precision that tuning started from
+    data_scale: float
+    score: float
+    layer: str = ""  # which layer's prior was moved; empty for all
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a posterior was tuned."""
+
+    criterion: str  # "validation" or "evidence"
+    trials: list[Trial] = field(repr=False)
+    score: float  # mean NLL per example, or log evidence
+    method: str = "linearised"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "criterion": self.criterion,
+            "method": self.method,
+            "score": self.score,
+            "trials": [[t.prior_factor, t.data_scale, t.score, t.layer] for t in self.trials],
+        }
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Tuning:
+        return cls(d["criterion"], [Trial(*t) for t in d["trials"]], d["score"], d["method"])
+
+
+class Search:
+    """Coordinate search over log r (one for all, then one for each layer if asked) and log s."""
+
+    def __init__(
+        self,
+        posterior: Laplace,
+        data: Data,
+        method: str,
+        data_scale: ScaleChoice,
+        num_samples: int | None,
+        generator: torch.Generator | None,
+        progress: bool,
+    ) -> None:
+        self.start, self.data, self.method = posterior, data, method
+        self.scales, self.sober, self.progress = bool(data_scale), data_scale == "auto", progress
+        self.num_samples = num_samples or (POINTS if method == "linearised" else DRAWS)
+        self.seed = seed_from(generator) if method == "sampled" else 0
+        self.trials: list[Trial] = []
+        self.scores: dict[tuple[float, float], float] = {}
+        self.count = 0  # examples of the last pass
+
+    def run(self, per_layer: bool) -> Laplace:
+        r, s = self._grid(self.start)
+        best, score = self._at(self.start, r, s), self.scores[r, s]
+        if per_layer:
+            best, score = self._layers(best, score)
+        return replace(best, tuning=Tuning("validation", self.trials, score, self.method))
+
+    def _at(self, posterior: Laplace, r: float, s: float) -> Laplace:
+        """Prior factor r · s (so that δ / s moves by r) and data scale s, both relative to ``posterior``."""
+        factors = {p.name: math.exp(r + s) for b in posterior.blocks for p in b.params}
+        return replace(
+            posterior, prior=posterior.prior.scaled_by(factors), data_scale=posterior.data_scale * math.exp(s)
+        )
+
+    def _grid(self, posterior: Laplace) -> tuple[float, float]:
+        """A grid that does not depend on where tuning starts, widened at its edges, then refined."""
+        present = posterior.prior.flat([p for b in posterior.blocks for p in b.params]) / posterior.data_scale
+        start = float(present.log().mean())
+        floor = math.log(resolution(posterior)) - start
+        rs = [r for r in (2 * k * DECADE - start for k in range(-3, 6)) if r > floor]
+        rs = rs or [floor]
+        ss = [k * DECADE for k in (-2, -1, 0, 1, 2)] if self.scales else [0.0]
+        self.scores = {}
+        self._score(posterior, rs, ss)
+        for _ in range(16):
+            r, s = self._best()
+            wider_r = [x for x in _beyond(r, rs) if x > floor and self._gains(r, rs, 0)]
+            wider_s = _beyond(s, ss) if self.scales and self._gains(s, ss, 1) else []
+            if not wider_r and not wider_s:
+                break
+            rs, ss = sorted(rs + wider_r), sorted(ss + wider_s)
+            self._score(posterior, wider_r or rs, ss)
+            self._score(posterior, rs, wider_s or ss)
+        best = self._refined(posterior, self.scales)
+        if not self.sober or best[1] == 0.0:
+            return best
+        plain = self._refined(posterior, scales=False)
+        gain = self._each(posterior, *plain) - self._each(posterior, *best)
+        error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
+        return best if float(gain.mean()) > STANDARD_ERRORS * error else plain
+
+    def _refined(self, posterior: Laplace, scales: bool) -> tuple[float, float]:
+        """Finer and finer around the best point; of the start's own data scale if ``scales`` is False."""
+        for step in (DECADE, DECADE / 3, DECADE / 9):
+            r, s = self._best(scales)
+            near = [s - step, s, s + step] if scales else [s]
+            self._score(posterior, [r - step, r, r + step], near)
+        return self._best(scales)
+
+    def _best(self, scales: bool = True) -> tuple[float, float]:
+        """The lowest score; where scores hardly differ, the one nearest to the start."""
+        points = self.scores if scales else [key for key in self.scores if key[1] == 0.0]
+        return min(points, key=lambda key: self.scores[key] + FLAT * (abs(key[0]) + abs(key[1])) / DECADE)
+
+    def _gains(self, best: float, values: list[float], place: int) -> bool:
+        """Whether the score still falls noticeably towards the edge that the best value lies on."""
+        inner = values[1] if best == values[0] else values[-2]
+        lowest = min(self.scores.values())
+        other = min(v for k, v in self.scores.items() if k[place] == inner)
+        return other - lowest > 10 * FLAT
+
+    def _score(self, posterior: Laplace, rs: list[float], ss: list[float]) -> None:
+        """Mean NLL at every (r, s) that has none yet, in one pass over the data."""
+        rs = [r for r in rs if any((r, s) not in self.scores for s in ss)]
+        if not rs:
+            return
+        grid = self._linearised(posterior, rs, ss) if self.method == "linearised" else self._sampled(posterior, rs, ss)
+        for i, r in enumerate(rs):
+            for j, s in enumerate(ss):
+                self.scores[r, s] = float(grid[i, j])
+                self.trials.append(Trial(math.exp(r + s), math.exp(s), float(grid[i, j])))
+
+    def _linearised(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
+        scales = [math.exp(s) for s in ss]
+        total = torch.zeros(len(rs), len(ss), dtype=torch.float64)
+        for piece, targets, index in self._pieces(posterior):
+            mean, covs = _covariances(posterior, piece, rs)
+            targets = posterior.likelihood.check(mean, targets, index)
+            total += torch.stack([self._losses(posterior, mean, cov, targets, scales).sum(1) for cov in covs]).cpu()
+        return torch.nan_to_num(total / self.count, nan=math.inf)
+
+    def _pieces(self, posterior: Laplace) -> Iterator[tuple[Inputs, Tensor, int]]:
+        """The validation data in pieces that fit the memory budget, with their targets and batch index."""
+        self.count = 0
+        for batch in self._passed():
+            seen = 0
+            for piece in linearised.pieces(posterior, _one(batch.inputs)):
+                yield piece, batch.targets[seen : seen + size_of(piece)], batch.index
+                seen += size_of(piece)
+            self.count += seen
+
+    def _passed(self) -> Iterator[Batch]:
+        """One pass over the validation data, with a progress bar if it takes long."""
+        hidden = not self.progress
+        yield from tqdm(self.data, "tuning", self.data.length(), unit="batch", delay=3, leave=False, disable=hidden)
+
+    def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
+        """NLL of each example at each scale, [len(scales), N]."""
+        return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
+
+    def _each(self, posterior: Laplace, r: float, s: float) -> Tensor:
+        """NLL of each validation example at one point, [N]."""
+        if self.method == "sampled":
+            return self._drawn(self._at(posterior, r, s))
+        losses = []
+        for piece, targets, index in self._pieces(posterior):
+            mean, covs = _covariances(posterior, piece, [r])
+            targets = posterior.likelihood.check(mean, targets, index)
+            losses.append(self._losses(posterior, mean, covs[0], targets, [math.exp(s)])[0].cpu())
+        return torch.cat(losses)
+
+    def _sampled(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
+        means = [[self._drawn(self._at(posterior, r, s)).mean() for s in ss] for r in rs]
+        return torch.nan_to_num(torch.stack([torch.stack(row) for row in means]), nan=float("inf"))
+
+    def _drawn(self, posterior: Laplace) -> Tensor:
+        """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
+        draws = posterior.draw(self.num_samples, generator=torch.Generator().manual_seed(self.seed))
+        losses = []
+        for batch in self._passed():
+            with torch.no_grad():
+                outputs = draws.outputs(_one(batch.inputs))
+            targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
+            losses.append(mixture_loss(posterior.likelihood, outputs, targets).double().cpu())
+        return torch.cat(losses)
+
+    def _layers(self, posterior: Laplace, best: float) -> tuple[Laplace, float]:
+        """One layer's prior at a time, keeping a move only if it helps."""
+        if posterior.curvature.joint:
+            raise BadOption(
+                "per-layer tuning on validation data needs a structure by layer; with 'full' or 'lowrank' use the "
+                "evidence: tune(per_layer=True)."
+            )
+        for step in (DECADE, DECADE / 3):
+            for block in posterior.blocks:
+                scores = self._layer_scores(posterior, block.name, [-2 * step, -step, 0.0, step, 2 * step])
+                move = min(scores, key=lambda k: scores[k])
+                self.trials += [Trial(math.exp(k), posterior.data_scale, v, block.name) for k, v in scores.items()]
+                if scores[move] < best - 1e-9:
+                    best = scores[move]
+                    factors = {p.name: math.exp(move) for p in block.params}
+                    posterior = replace(posterior, prior=posterior.prior.scaled_by(factors))
+        return posterior, best
+
+    def _layer_scores(self, posterior: Laplace, layer: str, moves: list[float]) -> dict[float, float]:
+        """Mean NLL with one layer's prior moved by each factor."""
+        totals = dict.fromkeys(moves, 0.0)
+        if self.method == "sampled":
+            for move in moves:
+                moved = _moved(posterior, layer, move)
+                totals[move] = float(self._sampled(moved, [0.0], [0.0]))
+            return totals
+        for piece, targets, index in self._pieces(posterior):
+            mean, rest, covs = _one_layer(posterior, piece, layer, moves)
+            targets = posterior.likelihood.check(mean, targets, index)
+            for move, cov in zip(moves, covs, strict=True):
+                totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]).sum())
+        return {move: math.inf if math.isnan(t) else t / self.count for move, t in totals.items()}
+
+
+def resolution(posterior: Laplace) -> float:
+    """The least δ / s that the curvature's precision resolves: rounding of its largest eigenvalue."""
+    top = max(float(g.spectral.values.max()) for g, _ in posterior.gaussians())
+    noise = posterior.scale / posterior.data_scale
+    return max(torch.finfo(posterior.network.dtype).eps * top * noise * 1e-2, 1e-30)
+
+
+def _moved(posterior: Laplace, layer: str, move: float) -> Laplace:
+    factors = {p.name: math.exp(move) for b in posterior.blocks if b.name == layer for p in b.params}
+    return replace(posterior, prior=posterior.prior.scaled_by(factors))
+
+
+def _one(inputs: Any) -> Any:
+    """Inputs as ``predict`` takes them: a list would be read as a loader."""
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def _beyond(best: float, values: list[float]) -> list[float]:
+    """New values past the edge that the best one lies on."""
+    if len(values) > WIDEST:
+        return []
+    if best == values[0]:
+        return [best - 4 * DECADE, best - 2 * DECADE]
+    if best == values[-1]:
+        return [best + 2 * DECADE, best + 4 * DECADE]
+    return []
+
+
+def _covariances(posterior: Laplace, piece: Any, rs: list[float]) -> tuple[Tensor, list[Tensor]]:
+    """V(r) of one piece for every r: one forward and backward pass, one turn into the eigenbasis."""
+    mean, grads = linearised.differentiate(posterior, piece)
+    totals: list[Tensor | None] = [None] * len(rs)
+    for gaussian, blocks in posterior.gaussians():
+        projection = project(gaussian, blocks, grads, posterior.curvature.keep)
+        for i, r in enumerate(rs):
+            moved = replace(gaussian, delta=gaussian.delta * math.exp(r))
+            part = _weighed(projection, moved)
+            totals[i] = part if totals[i] is None else totals[i] + part  # type: ignore[operator]
+    return mean.detach(), [t.detach() for t in totals if t is not None]
+
+
+def _weighed(projection: Projection, gaussian: BlockGaussian) -> Tensor:
+    """J Σ Jᵀ; NaN where the precision is not positive definite (a Hessian under too small a prior)."""
+    try:
+        return projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
+    except NotPositiveDefinite:
+        return projection.weigh(torch.full_like(gaussian.spectral.values, math.nan), gaussian.rest)
+
+
+def _one_layer(posterior: Laplace, piece: Any, layer: str, moves: list[float]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """V of all other layers, and of one layer for each move of its prior."""
+    mean, grads = linearised.differentiate(posterior, piece)
+    rest = mean.new_zeros(*mean.shape, mean.shape[-1])
+    moved: list[Tensor] = []
+    for gaussian, blocks in posterior.gaussians():
+        projection = project(gaussian, blocks, grads, None)
+        if blocks[0].name != layer:
+            rest = rest + projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
+            continue
+        for move in moves:
+            other = replace(gaussian, delta=gaussian.delta * math.exp(move))
+            moved.append(_weighed(projection, other))
+    return mean, rest, moved
