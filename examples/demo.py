@@ -1,4 +1,4 @@
-"""The main job on an embedded data set: train a small network, fit, tune, predict, ask where.
+"""The main job on an embedded data set: train a small network, fit, tune, predict, score, ask where.
 
 Run with ``make demo``, or ``python examples/demo.py`` where whence and scikit-learn are installed.
 """
@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
-from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
 
 import whence
+from whence import metrics, zoo
 
 
-def digits(seed: int = 0) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """The 8 × 8 digits of scikit-learn under noise, so that a network overfits: training, validation, test data."""
-    data = load_digits()
-    x = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    x = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    y = torch.tensor(data.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    train, validation, test = order[:800], order[800:1200], order[1200:]
-    return (x[train], y[train]), (x[validation], y[validation]), (x[test], y[test])
+def noisy(part: zoo.Examples, seed: int) -> tuple[Tensor, Tensor]:
+    """Digits under noise, so that a network overfits."""
+    x, y = part.tensors()
+    return x + 0.8 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), y
 
 
 def network() -> nn.Module:
@@ -42,48 +37,36 @@ def network() -> nn.Module:
     )
 
 
-def train(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], epochs: int) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    x, y = data
-    for _ in range(epochs):
-        for batch in torch.randperm(len(x)).split(64):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimiser.step()
-    model.eval()
-
-
-def report(name: str, probs: torch.Tensor, y: torch.Tensor) -> None:
-    nll = -probs[torch.arange(len(y)), y].log().mean()
-    accuracy = (probs.argmax(1) == y).float().mean()
-    print(f"  {name:<24} accuracy {accuracy:.1%}   NLL {nll:.4f}   mean confidence {probs.amax(1).mean():.1%}")
-
-
 def main(epochs: int = 20) -> None:
     torch.manual_seed(0)
-    training, validation, test = digits()
+    data = zoo.load("digits", seed=0, validation=0.3)
+    training, validation, test = noisy(data.train, 1), noisy(data.validation, 2), noisy(data.test, 3)
     model = network()
-    train(model, training, epochs)
+    zoo.train(model, training, epochs=epochs, batch_size=64, optimiser="adam", lr=3e-3, progress=False)
 
     posterior = whence.laplace(model, training, likelihood="classification")  # no retraining
     posterior = posterior.tune(validation)
     print(posterior, "\n")
 
     x, y = test
-    prediction = posterior.predict(x)
-    print(f"{len(y)} test digits")
-    report("plain network", model(x).softmax(1).detach(), y)
-    report("linearised Laplace", prediction.probs, y)
+    plain, prediction = model(x).softmax(1).detach(), posterior.predict(x)
+    strange = 4 * torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(4)) - 2
+    novel = posterior.predict(strange)
+    print(f"{len(y)} test digits, and 200 pictures of random pixels\n\nplain network")
+    print(metrics.evaluate(plain, y, ood=model(strange).softmax(1).detach()))
+    print("\nlinearised Laplace")
+    print(metrics.evaluate(prediction, y, ood=novel))
 
-    noise = 2 * torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(2)) - 0.5
-    strange = posterior.predict(noise)
-    print("\nmean uncertainty (nats)     total   of it epistemic")
-    print(f"  test digits               {prediction.entropy.mean():.3f}   {prediction.epistemic.mean():.3f}")
-    print(f"  random pixels             {strange.entropy.mean():.3f}   {strange.epistemic.mean():.3f}")
+    wrong = (prediction.labels != y).double()
+    print("\nif one answer in twenty may be wrong (the rule is chosen on validation data, measured on test data):")
+    held = posterior.predict(validation[0])
+    rule = metrics.defer(held.entropy, (held.labels != validation[1]).double(), max_error=0.05, confidence=0.95)
+    print(rule.check(prediction.entropy, wrong))
+
     print("\nwhere it sits, for the test digits:")
     print(posterior.where(x))
     print("\nand for random pixels:")
-    print(posterior.where(noise))
+    print(posterior.where(strange))
 
 
 if __name__ == "__main__":
