@@ -145,9 +145,7 @@ def test_layer_shares_add_up(structure: str) -> None:
     jac = slow.jacobian(case.model, bayesian(case), case.x)
     jac = jac - jac.mean(1, keepdim=True)
     total = slow_posterior.linearised_covariance(jac, posterior.covariance()).diagonal(dim1=1, dim2=2).sum()
-    from whence.where.table import shares
-
-    assert_close(shares(posterior, case.x)[0].sum(), total)
+    assert_close(posterior.where(case.x).shares.variance.sum(), total)
 
 
 def test_nothing_changes_the_users_model_or_the_posterior() -> None:

@@ -242,11 +242,14 @@ class Laplace(WeightPosterior):
             raise NotDefined("as_module() serves networks that take one tensor; use draw() for several inputs.")
         return serve(self.draw(num_samples, generator=generator))
 
-    def where(self, x: Any = None) -> Where:
-        """Which layers hold the uncertainty: a table of layers, with shares for these inputs if given."""
+    def where(self, x: Any = None, *, measure: Literal["variance", "information"] = "variance") -> Where:
+        """Where the uncertainty is: tables of layers, units and weights, with shares for these inputs if given.
+
+        ``measure="information"`` shares out ½ tr(Λ V), the mutual information to second order, instead of tr V.
+        """
         from whence.where.table import where
 
-        return where(self, x)
+        return where(self, x, measure)
 
     # Hyperparameters
 

@@ -16,6 +16,7 @@ from whence.curvature.accumulate import is_unshared
 from whence.curvature.affine import Affine, times
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients, MatrixPart
+from whence.curvature.units import Units
 from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
 from whence.posteriors.block import BlockGaussian
 
@@ -27,6 +28,14 @@ class Projection(ABC):
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         """J Q diag(w) Qᵀ Jᵀ, [N, K, K]."""
 
+    @abstractmethod
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        """Its diagonal alone, [N, K]."""
+
+    @abstractmethod
+    def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
+        """Σₙ tr[J_u (Q diag(w) Qᵀ Jᵀ)_u] for each unit, [U]; they add up to Σₙ tr of the whole."""
+
 
 @dataclass(frozen=True)
 class Unshared(Projection):
@@ -35,13 +44,27 @@ class Unshared(Projection):
     a2: Tensor  # ã², [E, N, D]
     g: Tensor  # g̃, [E, N, K, O]
     block: Block | None = None  # where weights come flat (a diagonal structure)
+    left: Tensor | None = None  # Q_G, [E, O, O]; None where nothing was turned
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
+        return ((self.g * self._weights(w)) @ self.g.mT).sum(0)
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        return (self.g.square() @ self._weights(w).mT).squeeze(-1).sum(0)
+
+    def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
+        moved = self.g * self._weights(w)
+        g = self.g
+        if self.left is not None:
+            g, moved = times(g, self.left.mT), times(moved, self.left.mT)
+        return _by_row((g * moved).sum((1, 2)), units)
+
+    def _weights(self, w: Tensor) -> Tensor:
+        """[E, N, 1, O]."""
         if self.block is not None:
             assert self.block.form is not None
             w = self.block.form.pack(w)
-        weights = self.a2 @ w.mT  # [E, N, O]
-        return ((self.g * weights.unsqueeze(2)) @ self.g.mT).sum(0)
+        return (self.a2 @ w.mT).unsqueeze(2)
 
 
 @dataclass(frozen=True)
@@ -50,10 +73,28 @@ class Rows(Projection):
 
     turned: Tensor
     outside: Tensor | None = None
+    basis: Spectral | None = None  # in whose eigenvectors the rows are; None where they were not turned
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         inside = (self.turned * w.reshape(-1)) @ self.turned.mT
         return inside if self.outside is None else inside + rest * self.outside
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        inside = self.turned.square() @ w.reshape(-1)
+        return inside if self.outside is None else inside + rest * self.outside.diagonal(dim1=-2, dim2=-1)
+
+    def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
+        rows, moved = self.turned, self.turned * w.reshape(-1)
+        if isinstance(self.basis, KroneckerSpectral):
+            left, native = self.basis.left, self.basis.native
+            back = [
+                left @ r.unflatten(-1, native) for r in (rows, moved)
+            ]  # [N, K, E, O, D]; a turn of D changes no sum
+            return _by_row((back[0] * back[1]).sum((0, 1, 4)), units)
+        if self.basis is not None:
+            assert isinstance(self.basis, DenseSpectral), "units of correlated blocks are had from the rows themselves"
+            rows, moved = rows @ self.basis.vectors.mT, moved @ self.basis.vectors.mT
+        return units.total((rows * moved).double().sum((0, 1)))
 
 
 @dataclass(frozen=True)
@@ -66,6 +107,24 @@ class Table(Projection):
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]  # [N, T, F]
         return (self.g * looked_up.unsqueeze(1)).flatten(2) @ self.g.flatten(2).mT
+
+    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
+        looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]
+        return (self.g.square() * looked_up.unsqueeze(1)).sum((2, 3))
+
+    def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
+        looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]
+        parts = (self.g.square() * looked_up.unsqueeze(1)).double().sum((1, 3))  # [N, T]
+        return parts.new_zeros(units.count).index_add(0, self.ids.flatten(), parts.flatten())
+
+
+def _by_row(values: Tensor, units: Units) -> Tensor:
+    """Values of rows [E, O] by unit, [U]."""
+    assert units.of_row is not None
+    index = units.of_row.to(values.device)
+    return torch.zeros(units.count, dtype=torch.float64, device=values.device).index_add(
+        0, index, values.double().flatten()
+    )
 
 
 def project(gaussian: BlockGaussian, blocks: Sequence[Block], grads: Gradients, keep: Tensor | None) -> Projection:
@@ -92,9 +151,9 @@ def _project_rows(spectral: Spectral, rows: Tensor) -> Projection:
         return Rows(rows)
     if isinstance(spectral, LowRankSpectral):
         left = spectral.outside(rows)
-        return Rows(rows @ spectral.vectors, left @ left.mT)
+        return Rows(rows @ spectral.vectors, left @ left.mT, spectral)
     assert isinstance(spectral, DenseSpectral)
-    return Rows(rows @ spectral.vectors)
+    return Rows(rows @ spectral.vectors, basis=spectral)
 
 
 def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> Projection:
@@ -110,9 +169,11 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
         a = a if half is None else a * half
         if turning is not None:
             a, g = a @ turning.right, times(g, turning.left)
-        return Unshared(a.square(), g, None if turning is not None else block)
+        if turning is not None:
+            return Unshared(a.square(), g, None, turning.left)
+        return Unshared(a.square(), g, block)
     native = _shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
-    return Rows(native.flatten(2) if turning is not None else form.unpack(native))
+    return Rows(native.flatten(2), basis=turning) if turning is not None else Rows(form.unpack(native))
 
 
 def _ratio_columns(gaussian: BlockGaussian, block: Block) -> Tensor | None:

@@ -1,18 +1,23 @@
-"""The layer table: what each layer's weights know, and how much of the predictive variance it causes."""
+"""Where the uncertainty is: the layer table, and the way to all others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from whence.batches import from_numpy
 from whence.curvature.blocks import Block
-from whence.errors import NotDefined, need
-from whence.predictive import linearised
-from whence.predictive.projection import project
+from whence.errors import BadOption, NotDefined, need, one_of
+from whence.metrics.tables import text
+from whence.where import breakdown
+from whence.where.shares import Measure, Shares, UnitShares, shares, shares_with_units
+from whence.where.tabular import Table, number
+from whence.where.weights import identified_of, unit_table, weight_table
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -39,120 +44,129 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Where:
-    """Tables of where the uncertainty is; ``layers`` is the first of them."""
+    """Tables of where the uncertainty is. ``layers`` is the first of them; the others are made when asked for."""
 
     layers: list[LayerRow]
+    posterior: Laplace = field(repr=False)
+    inputs: Any = field(default=None, repr=False)
+    measure: Measure = "variance"
 
     def to_pandas(self) -> Any:
         """The layer table as a ``pandas.DataFrame``."""
         return need("pandas", "pandas").DataFrame([asdict(row) for row in self.layers])
 
+    @functools.cached_property
+    def _split(self) -> tuple[Shares, dict[str, UnitShares]]:
+        """Shares of layers, input by input, and of units."""
+        self._need_inputs("shares")
+        return shares_with_units(self.posterior, self.inputs, self.measure)
+
+    @property
+    def shares(self) -> Shares:
+        """tr V_b of every input and layer."""
+        return self._split[0]
+
+    def units(self, layer: str) -> Table:
+        """One row for each unit of a layer: row, filter, channel or attention head.
+
+        ``variance_share`` and ``prior_share`` are of the whole network's variance, so that those of the units add up to
+        their layer's. They are covariance shares and may be negative.
+        """
+        block = self._block(layer)
+        if self.inputs is None:
+            return unit_table(self.posterior, block)
+        found, by_unit = self._split
+        return unit_table(self.posterior, block, by_unit[layer], float(found.variance.sum()), float(found.prior.sum()))
+
+    def weights(self, layer: str) -> Table:
+        """One row for each weight of a layer: value, standard deviation, identified, signal to noise."""
+        return weight_table(self.posterior, self._block(layer))
+
+    def by_input(self) -> Table:
+        """One row for each input and layer."""
+        return breakdown.by_input(self.shares)
+
+    def by_class(self, labels: Tensor | Sequence[int] | None = None) -> Table:
+        """One row for each class and layer, over the inputs of that class: the predicted one, or ``labels``."""
+        if labels is None and self.posterior.likelihood.task != "classification":
+            raise NotDefined("classes are predicted by classification only; pass labels=, one for each input.")
+        return breakdown.by_class(self.shares, labels)
+
+    def sensitivity(self, factors: Sequence[float] = (0.1, 1.0, 10.0)) -> Table:
+        """Shares and explained of each layer when the prior precision is multiplied by each factor."""
+        self._need_inputs("sensitivity")
+        return breakdown.sensitivity(self.posterior, self.inputs, factors, self.measure)
+
+    @property
+    def residual(self) -> float:
+        """How far the units' parts are from adding up to their layers', relative to the whole variance."""
+        found, by_unit = self._split
+        sums = found.variance.sum(0)
+        off = [abs(float(by_unit[name].variance.sum() - total)) for name, total in zip(found.names, sums, strict=True)]
+        return max(off) / max(float(sums.sum()), torch.finfo(torch.float64).tiny)
+
     def __str__(self) -> str:
         shown = [f.name for f in fields(LayerRow) if any(getattr(r, f.name) is not None for r in self.layers)]
         shown = [name for name in shown if name not in ("identified_q05", "identified_q50", "identified_q95")]
         heads = {"parameters": "weights", "effective_parameters": "effective", "signal_to_noise": "snr"}
-        table = [[heads.get(name, name) for name in shown]]
-        table += [[_text(getattr(row, name)) for name in shown] for row in self.layers]
-        widths = [max(len(line[i]) for line in table) for i in range(len(shown))]
-        lines = []
-        for line in table:
-            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-            lines.append("  ".join(cells).rstrip())
-        lines.insert(1, "  ".join("─" * w for w in widths))
-        return "\n".join(lines)
+        rows = [[number(getattr(row, name)) for name in shown] for row in self.layers]
+        return text([heads.get(name, name) for name in shown], rows, left=2)
 
+    def _block(self, layer: str) -> Block:
+        names = [b.name for b in self.posterior.blocks]
+        return self.posterior.blocks[names.index(one_of(layer, names, "layer"))]
 
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    def _need_inputs(self, what: str) -> None:
+        if self.inputs is None:
+            raise BadOption(f"{what} are of inputs: ask posterior.where(x).")
 
 
 @torch.inference_mode(False)
-def where(posterior: Laplace, x: Any) -> Where:
+def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
     """See :meth:`whence.posteriors.laplace.Laplace.where`."""
+    one_of(measure, ("variance", "information"), "measure")
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
-    rows = [row for _, row in _weight_rows(posterior)]
+    rows = [_row(posterior, block, variance) for block, variance in _variances(posterior)]
     if x is None:
-        return Where(rows)
-    traces, prior = shares(posterior, x)
-    total, prior_total = float(traces.sum()), float(prior.sum())
-    with_shares = []
-    for row, v, p in zip(rows, traces.tolist(), prior.tolist(), strict=True):
-        values = asdict(row)
-        values.update(
-            variance_share=v / total if total else 0.0,
-            prior_share=p / prior_total if prior_total else 0.0,
-            explained=1 - v / p if p else 0.0,
-        )
-        with_shares.append(LayerRow(**values))
-    return Where(with_shares)
+        return Where(rows, posterior)
+    x = from_numpy(x)
+    if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
+        x = list(x)  # read once, asked many times
+    found = shares(posterior, x, measure)
+    parts, prior = found.variance.sum(0), found.prior.sum(0)
+    total, prior_total = max(float(parts.sum()), 1e-300), max(float(prior.sum()), 1e-300)
+    rows = [
+        replace(row, variance_share=v / total, prior_share=p / prior_total, explained=1 - v / p if p else 0.0)
+        for row, v, p in zip(rows, parts.tolist(), prior.tolist(), strict=True)
+    ]
+    return Where(rows, posterior, x, measure)
 
 
-def _weight_rows(posterior: Laplace) -> Iterator[tuple[Block, LayerRow]]:
-    variance, mean = posterior.variance(), posterior.mean()
-    for block in posterior.blocks:
-        var = block.gather(variance).double().cpu()
-        prior = 1 / posterior.prior.flat(list(block.params))
-        identified = 1 - var / prior
-        q = torch.quantile(_thinned(identified), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
-        weights = block.gather(mean).double().cpu()
-        yield (
-            block,
-            LayerRow(
-                name=block.name,
-                kind=block.kind,
-                parameters=block.size,
-                std=float(var.mean().sqrt()),
-                identified=float(identified.mean()),
-                identified_q05=float(q[0]),
-                identified_q50=float(q[1]),
-                identified_q95=float(q[2]),
-                effective_parameters=float(identified.sum()),
-                signal_to_noise=float((weights.square() / var).mean().sqrt()),
-            ),
-        )
+def _variances(posterior: Laplace) -> list[tuple[Block, Tensor]]:
+    variance = posterior.variance()
+    return [(block, block.gather(variance).double().cpu()) for block in posterior.blocks]
+
+
+def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
+    identified = identified_of(posterior, block, variance)
+    q = torch.quantile(_thinned(identified), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
+    weights = block.gather(posterior.mean()).double().cpu()
+    return LayerRow(
+        name=block.name,
+        kind=block.kind,
+        parameters=block.size,
+        std=float(variance.mean().sqrt()),
+        identified=float(identified.mean()),
+        identified_q05=float(q[0]),
+        identified_q50=float(q[1]),
+        identified_q95=float(q[2]),
+        effective_parameters=float(identified.sum()),
+        signal_to_noise=float((weights.square() / variance).mean().sqrt()),
+    )
 
 
 def _thinned(values: Tensor, limit: int = 1_000_000) -> Tensor:
     """At most ``limit`` of the values, evenly spaced (torch.quantile has a size limit)."""
     step = -(-len(values) // limit)
     return values[::step]
-
-
-def shares(posterior: Laplace, x: Any) -> tuple[Tensor, Tensor]:
-    """Σₓ tr V_b by block, under the posterior and under the prior alone; logits are centred first.
-
-    Where blocks are correlated (full, low rank), a block's part is the covariance share tr[J_b (Σ Jᵀ)_b].
-    """
-    traces = torch.zeros(len(posterior.blocks), dtype=torch.float64)
-    prior = torch.zeros_like(traces)
-    centred = posterior.likelihood.task == "classification"
-    for piece in linearised.pieces(posterior, x):
-        _, grads = linearised.differentiate(posterior, piece)
-        every = slice(0, grads.recording.size)
-        for gaussian, blocks in posterior.gaussians():
-            if len(blocks) == 1:
-                index = posterior.blocks.index(blocks[0])
-                projection = project(gaussian, blocks, grads, None)
-                ones = torch.full_like(gaussian.precision, 1 / gaussian.delta)
-                traces[index] += _trace(projection.weigh(1 / gaussian.precision, 1 / gaussian.rest), centred)
-                prior[index] += _trace(projection.weigh(ones, 1 / gaussian.rest), centred)
-                continue
-            rows = torch.cat([grads.rows(b, every) for b in blocks], dim=-1).transpose(0, 1)  # [N, C, P]
-            rows = rows - rows.mean(1, keepdim=True) if centred else rows
-            moved = gaussian.solve(rows)
-            alone = rows * gaussian.prior_variance()
-            sizes = [b.size for b in blocks]
-            traces += torch.stack([p.double().sum() for p in (rows * moved).split(sizes, dim=-1)]).cpu()
-            prior += torch.stack([p.double().sum() for p in (rows * alone).split(sizes, dim=-1)]).cpu()
-    return traces, prior
-
-
-def _trace(cov: Tensor, centred: bool) -> float:
-    """Σₙ tr V, or of V with the mean over outputs taken out."""
-    trace = cov.diagonal(dim1=-2, dim2=-1).double().sum()
-    if centred:
-        trace = trace - cov.double().sum() / cov.shape[-1]
-    return float(trace)

@@ -1,0 +1,80 @@
+"""Tables of a layer's weights and units.
+
+Index legend: P weights of a block, U units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence.curvature.blocks import Block
+from whence.curvature.units import units_of
+from whence.where.shares import UnitShares
+from whence.where.tabular import Table
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace import Laplace
+
+
+def identified_of(posterior: Laplace, block: Block, variance: Tensor) -> Tensor:
+    """1 − posterior variance / prior variance of each weight, [P]."""
+    return 1 - variance * posterior.prior.flat(list(block.params)).double().cpu()
+
+
+def variance_of(posterior: Laplace, block: Block) -> Tensor:
+    """Posterior variance of each weight, [P] in float64 on the CPU."""
+    return block.gather(posterior.variance()).double().cpu()
+
+
+def weight_table(posterior: Laplace, block: Block) -> Table:
+    """One row for each weight, in the block's order."""
+    variance = variance_of(posterior, block)
+    mean = block.gather(posterior.mean()).double().cpu()
+    units = units_of(posterior.network, block)
+    names, places = [], []
+    for p in block.params:
+        names += [p.name] * p.numel
+        places += [tuple(i) for i in torch.cartesian_prod(*map(torch.arange, p.shape)).reshape(p.numel, -1).tolist()]
+    return Table(
+        {
+            "parameter": names,
+            "index": places,
+            "unit": units.of_weight,
+            "weight": mean,
+            "std": variance.sqrt(),
+            "identified": identified_of(posterior, block, variance),
+            "signal_to_noise": mean.abs() / variance.sqrt(),
+        }
+    )
+
+
+def unit_table(
+    posterior: Laplace,
+    block: Block,
+    found: UnitShares | None = None,
+    total: float = 0.0,
+    prior_total: float = 0.0,
+) -> Table:
+    """One row for each unit; with shares of the network's whole variance if they are given."""
+    variance = variance_of(posterior, block)
+    mean = block.gather(posterior.mean()).double().cpu()
+    units = units_of(posterior.network, block)
+    counts = units.total(torch.ones_like(variance))
+    identified = units.total(identified_of(posterior, block, variance))
+    columns = {
+        "unit": torch.arange(units.count),
+        "weights": counts.long(),
+        "std": (units.total(variance) / counts).sqrt(),
+        "identified": identified / counts,
+        "effective_parameters": identified,
+        "signal_to_noise": (units.total(mean.square() / variance) / counts).sqrt(),
+    }
+    if found is not None:
+        tiny = torch.finfo(torch.float64).tiny
+        columns["variance_share"] = found.variance / max(total, tiny)
+        columns["prior_share"] = found.prior / max(prior_total, tiny)
+        columns["explained"] = 1 - found.variance / found.prior.clamp(min=tiny)
+    return Table(columns, f"a unit is a {units.kind} of {block.name}")
