@@ -188,12 +188,13 @@ def test_groups_of_scores() -> None:
     assert below + above > binomial_limits(100, 0.1)[1]
 
 
-def test_one_stray_element_does_not_blow_up_the_interval() -> None:
+@pytest.mark.parametrize("score", [metrics.ece, metrics.classwise_ece])
+def test_one_stray_element_does_not_blow_up_the_interval(score: Callable) -> None:
     """200 elements of confidence 0.9, 9 of 10 right, without and with one alone in its bin: it weighs 1/200."""
     confidence = torch.full((200,), 0.9, dtype=torch.float64)
     wrong = (torch.arange(200) % 10 == 9).long()
-    together = metrics.ece(torch.stack([confidence, 1 - confidence], 1), wrong, bins=10)
+    together = score(torch.stack([confidence, 1 - confidence], 1), wrong, bins=10)
     confidence[0], wrong[0] = 0.6, 1
-    stray = metrics.ece(torch.stack([confidence, 1 - confidence], 1), wrong, bins=10)
+    stray = score(torch.stack([confidence, 1 - confidence], 1), wrong, bins=10)
     assert 0.02 < together.high < 0.1
     assert stray.high < together.high + 0.05

@@ -13,7 +13,7 @@ import whence
 from whence import zoo
 from whence.errors import BadOption, Notice
 from whence.zoo.data import augment
-from whence.zoo.kept import fingerprint, initial
+from whence.zoo.kept import initial
 
 QUICK: dict[str, Any] = {"epochs": 4, "progress": False, "device": "cpu"}
 
@@ -70,8 +70,17 @@ def test_the_fingerprint_is_of_the_numbers() -> None:
     assert data is not None
     moved = data.raw.clone()
     moved[3, 1] += 1e-3
-    assert fingerprint(data) == fingerprint(zoo.load("two-moons").train) != fingerprint(data.with_(raw=moved))
-    assert fingerprint(data) != fingerprint(zoo.load("two-moons", seed=1).train)
+    others = [
+        data.with_(raw=moved),
+        data.with_(augment=augment.Flip()),
+        data.with_(augment=augment.Flip(0.1)),
+        data.with_(scale=1.0),
+        data.with_(dtype=torch.float64),
+        zoo.load("two-moons", seed=1).train,
+    ]
+    prints = [part.fingerprint() for part in others if part is not None]
+    assert data.fingerprint() == zoo.load("two-moons").train.fingerprint()
+    assert len({data.fingerprint(), *prints}) == 7
 
 
 def test_trained_once_then_read(tmp_path: Path) -> None:

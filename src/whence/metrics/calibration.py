@@ -17,7 +17,7 @@ from whence.metrics.binning import Cells, assign, check_binning, edges
 from whence.metrics.bootstrap import alone, edge, normal_quantile, resamples
 from whence.metrics.elements import ArrayLike, ForLabels, Options, read
 from whence.metrics.estimate import Estimate
-from whence.metrics.inversion import Norm, invert, largest, pooled, weighted_l1, weighted_l2
+from whence.metrics.inversion import Norm, directions, invert, largest, weighted_l1, weighted_l2
 from whence.metrics.labels import Labels, labels
 from whence.metrics.tables import frame
 
@@ -98,8 +98,8 @@ def _estimate(name: str, norm: Norm, cells: Cells, options: Options, pool: bool 
         low, high = edge(value, norm(shares, gaps), options.level, (0.0, 1.0), members.groups) or invert(
             norm,
             observed,
-            pooled(observed[0], observed[1], noise) if pool else observed[1],
-            shares,
+            directions(observed[0], observed[1], noise, pool),
+            shares if norm is largest else observed[:1].expand_as(shares),
             noise,
             options.level,
         )
@@ -111,7 +111,7 @@ def _noise(resampled: Tensor, held: Tensor, least: Tensor, seed: int) -> Tensor:
     variance = (resampled.square() * held).sum(0) / held.sum(0).clamp(min=1)
     missing = (least - variance).clamp(min=0).sqrt()
     normal = torch.randn(resampled.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return resampled + missing * normal.to(resampled.device)
+    return resampled * held + missing * normal.to(resampled.device)
 
 
 @dataclass(frozen=True)

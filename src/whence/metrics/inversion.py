@@ -30,7 +30,22 @@ def pooled(weights: Tensor, gaps: Tensor, noise: Tensor) -> Tensor:
     return mean + kept * (gaps - mean)
 
 
+def directions(weights: Tensor, gaps: Tensor, noise: Tensor, pool: bool) -> list[Tensor]:
+    """What the true gaps may look like up to a factor, [K] each: as observed, all alike, only the clear ones."""
+    clear = gaps * (gaps.abs() > 1.5 * noise.std(0))
+    shapes = [pooled(weights, gaps, noise) if pool else gaps, gaps.sign(), clear]
+    return [shape for shape in shapes if bool((shape != 0).any())] or [torch.ones_like(gaps)]
+
+
 def invert(
+    norm: Norm, observed: Tensor, shapes: list[Tensor], weights: Tensor, noise: Tensor, level: float
+) -> tuple[float, float]:
+    """(low, high) of the error that holds the intervals of every shape; see :func:`invert_along`."""
+    ends = [invert_along(norm, observed, shape, weights, noise, level) for shape in shapes]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def invert_along(
     norm: Norm, observed: Tensor, shape: Tensor, weights: Tensor, noise: Tensor, level: float
 ) -> tuple[float, float]:
     """(low, high) of the error, from weights and gaps as observed [2, K]; weights and noise of resamples [B, K].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -41,8 +42,8 @@ class Progress:
     def after(self, row: Row, network: nn.Module, settings: Settings) -> Progress:
         """With one more epoch; the weights are kept where they are the best so far and will be wanted."""
         more = replace(self, rows=(*self.rows, row))
-        if not row.validation or _quality(row, settings) <= self._best_quality(settings):
-            return more
+        if not row.validation or not _quality(row, settings) > self._best_quality(settings):
+            return more  # NaN is never better
         best = None if settings.patience is None else {k: v.detach().clone() for k, v in network.state_dict().items()}
         return replace(more, best=best, best_epoch=row.epoch)
 
@@ -73,12 +74,21 @@ class Checkpoint:
     written: float
 
     @classmethod
-    def at(cls, path: str | Path | None, every: float, settings: Settings, seed: int) -> Checkpoint | None:
+    def at(
+        cls,
+        path: str | Path | None,
+        every: float,
+        settings: Settings,
+        seed: int,
+        network: nn.Module,
+        data: list[str],
+    ) -> Checkpoint | None:
         if path is None:
             return None
         if not Path(path).absolute().parent.is_dir():
             raise BadFile(f"cannot write the checkpoint {path}: the folder {Path(path).parent} is missing.")
-        return cls(Path(path), every, {"settings": settings.spec(), "seed": seed}, time.monotonic())
+        meta = {"settings": settings.spec(), "seed": seed, "network": repr(network), "data": data}
+        return cls(Path(path), every, meta, -math.inf)
 
     def offer(self, done: Progress, network: nn.Module, optimiser: torch.optim.Optimizer, last: bool) -> None:
         """Write, if it is time to."""
@@ -118,12 +128,20 @@ class Checkpoint:
             index, name = key.split(".", 1)
             state["state"].setdefault(int(index), {})[name] = value
         optimiser.load_state_dict(state)
+        if len(meta["rows"]) > self.meta["settings"]["epochs"]:
+            raise BadOption(
+                f"the checkpoint {self.path} has trained for {len(meta['rows'])} epochs, not "
+                f"{self.meta['settings']['epochs']}. Remove the file to train anew."
+            )
         best = {k: v.to(device) for k, v in parts["best"].items()} or None
         return Progress(tuple(Row(**row) for row in meta["rows"]), best, meta["best_epoch"])
 
     def _refuse_others(self, meta: dict[str, Any]) -> None:
         """A checkpoint of other settings would give neither the one training nor the other."""
         mine, its = json.loads(json.dumps(self.meta)), {key: meta.get(key) for key in self.meta}
+        for key, what in (("network", "another network"), ("data", "other data")):
+            if mine.pop(key) != its.pop(key):
+                raise BadFile(f"the checkpoint {self.path} is of {what}. Go on with the same, or remove the file.")
         if mine["settings"]["schedule"]["name"] in ("constant", "step", "milestones"):
             mine["settings"].pop("epochs"), (its["settings"] or {}).pop("epochs", None)
         if mine == its:
@@ -136,9 +154,18 @@ class Checkpoint:
         )
 
 
+def _digest(tensors: State) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(key.encode())
+        digest.update(tensors[key].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def write(path: Path, tensors: State, meta: dict[str, Any]) -> None:
     """Replace the file in one step, so that a break leaves the old one."""
     plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    meta = meta | {"sha256": _digest(plain)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(plain, str(temporary), metadata={"whence": json.dumps(meta)})
@@ -152,6 +179,9 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
     try:
         with safe_open(str(path), "pt") as file:
             meta = json.loads((file.metadata() or {})["whence"])
-            return {key: file.get_tensor(key) for key in file.keys()}, meta  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if meta["sha256"] != _digest(tensors):
+            raise ValueError("its content has changed")
+        return tensors, meta
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise BadFile(f"{path} is truncated or no file of whence's ({error}). Remove it and train again.") from error

@@ -25,6 +25,7 @@ RITTER_WRN = Settings(
     augment=Compose(Crop(4), Flip()), amp=True, capture=True,
 )  # fmt: skip
 LENET = Settings(epochs=30, batch_size=128, lr=0.05, nesterov=True, weight_decay=5e-4, schedule=Cosine(), capture=True)
+TRANSFORMER = LENET.with_(optimiser="adamw", nesterov=False, lr=2e-3, weight_decay=0.05)
 CIFAR = Settings(
     epochs=60, batch_size=256, lr=0.2, nesterov=True, weight_decay=5e-4, schedule=Cosine(warmup=3),
     augment=Compose(Crop(4), Flip()), amp=True, capture=True,
@@ -44,7 +45,7 @@ def _images() -> list[Recipe]:
         Recipe("mnist-ritter", "mlp", "mnist", RITTER_MLP, mlp, about="Ritter et al. (2018), section 5.2: 250 epochs."),
         Recipe("mnist-lenet5", "lenet5", "mnist", LENET, about="LeNet-5."),
         Recipe("mnist-lenet5-half", "lenet5", "mnist", LENET, half, about="LeNet-5 with half the filters and units."),
-        Recipe("mnist-transformer", "transformer", "mnist", LENET.with_(optimiser="adamw", lr=2e-3, weight_decay=0.05),
+        Recipe("mnist-transformer", "transformer", "mnist", TRANSFORMER,
                about="Two encoder layers on 4 × 4 patches."),
         Recipe("fashion-lenet5", "lenet5", "fashion-mnist", LENET, about="LeNet-5 on Fashion-MNIST."),
         Recipe("kmnist-lenet5", "lenet5", "kmnist", LENET, about="LeNet-5 on KMNIST."),
@@ -73,9 +74,11 @@ def _tables() -> list[Recipe]:
         Recipe("digits-mlp", "mlp", "digits", SMALL.with_(epochs=60), {"hidden": (64, 64)}, about="8 × 8 digits."),
         Recipe("digits-transformer", "transformer", "digits", SMALL.with_(epochs=60, lr=3e-3),
                {"patch": 2, "units": 32}, about="8 × 8 digits in 2 × 2 patches."),
-        Recipe("cubic-ritter", "mlp", "cubic", toy.with_(batch_size=20), {"hidden": (7, 7), "activation": "tanh"},
+        Recipe("cubic-ritter", "mlp", "cubic", toy.with_(batch_size=20, epochs=5000),
+               {"hidden": (7, 7), "activation": "tanh"},
                about="Ritter et al. (2018), section 5.1: two layers of seven units."),
-        Recipe("snelson-mlp", "mlp", "snelson", toy, {"hidden": (50,), "activation": "tanh"}, about="50 tanh units."),
+        Recipe("snelson-mlp", "mlp", "snelson", toy.with_(epochs=2000, lr=0.03),
+               {"hidden": (50,), "activation": "tanh"}, about="50 tanh units."),
         Recipe("two-moons-mlp", "mlp", "two-moons", toy.with_(epochs=200), {"hidden": (16, 16)}, about="Two moons."),
         Recipe("banana-mlp", "mlp", "banana", SMALL.with_(epochs=60), {"hidden": (50, 50)}, about="Banana."),
     ]  # fmt: skip

@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from whence.errors import BadData
+from whence.errors import BadData, BadOption
 from whence.zoo.data import DataSet, Examples
-from whence.zoo.feed import as_examples, batches, outputs_of
-from whence.zoo.settings import Loss
+from whence.zoo.feed import as_examples, batches, device_of, dtype_of, outputs_of, task_of
+from whence.zoo.objective import Objective
+from whence.zoo.settings import Loss, Settings
 
 BATCH = 2048
 
 
-@torch.no_grad()
-def evaluate(network: nn.Module, data: Any, *, loss: Loss | None = None) -> dict[str, float]:
-    """``loss`` and ``accuracy`` of class labels; ``loss`` and ``rmse`` of numbers. The network's mode is put back.
+def evaluate(network: nn.Module, data: Any, *, loss: str | Loss | None = None) -> dict[str, float]:
+    """``loss`` and ``accuracy`` of labels; ``loss`` and ``rmse`` of numbers. Nothing about the network is changed.
 
-    ``data`` is what ``train`` takes; of a :class:`DataSet` it is the test part. For intervals, calibration and more see
-    ``whence.metrics``.
+    ``data`` is what ``train`` takes; of a :class:`DataSet` it is the test part. ``loss`` is what :class:`Settings`
+    takes. For intervals, calibration and more see ``whence.metrics``.
     """
-    device = next(network.parameters()).device
-    source = _readable(data.test if isinstance(data, DataSet) else data, device)
-    mode, count, scored = network.training, 0, 0
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
-    classes = True
+    part = data.test if isinstance(data, DataSet) else data
+    if part is None:
+        raise BadData("the data set has no such part.")
+    with torch.random.fork_rng([]):  # a loader may shuffle
+        source = as_examples(part, "data", dtype_of(network))
+        objective = Objective.of(Settings(loss=loss), task_of(source))
+        return score(network, source, objective)
+
+
+@torch.no_grad()
+def score(network: nn.Module, source: Examples | Iterable[Any], objective: Objective) -> dict[str, float]:
+    """Means over all elements that count, whatever the batches."""
+    device = device_of(network)
+    if isinstance(source, Examples):
+        source = source.to(device).with_(batch_size=BATCH)
+    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits or squares, elements
+    kind: str | None = None
+    with evaluation_mode(network), torch.random.fork_rng([]):
+        for index, (x, y) in enumerate(batches(source, device)):
+            out = outputs_of(network, x)
+            if index == 0:
+                objective.check(out, y)
+            count = objective.counted(y)
+            found = objective.score(out, y)
+            kind = found[0] if found is not None else None
+            second = found[1] if found is not None else torch.zeros((), device=device)
+            totals += torch.stack([objective.loss(out, y).double() * count, second.double(), count.double()])
+    loss, second, count = totals.tolist()
+    if count == 0:
+        raise BadData("there is nothing to evaluate: no element counts.")
+    scores = {"loss": loss / count}
+    if kind is not None:
+        scores[kind] = second / count if kind == "accuracy" else (second / count) ** 0.5
+    return scores
+
+
+@contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode inside, and as it was outside."""
+    modes = [(module, module.training) for module in network.modules()]
+    if not any(True for _ in network.parameters()):
+        raise BadOption("the network has no parameter.")
     try:
         network.eval()
-        for x, y in batches(source, device):
-            out = outputs_of(network, x)
-            classes = not y.is_floating_point()
-            value = (loss or (F.cross_entropy if classes else F.mse_loss))(out, y)
-            right = (out.argmax(1) == y) if classes and out.dim() > 1 else (out.reshape(y.shape) - y).square()
-            totals += torch.stack([value * len(y), right.sum()]).double()
-            count, scored = count + len(y), scored + right.numel()
+        yield
     finally:
-        network.train(mode)
-    if count == 0:
-        raise BadData("there is nothing to evaluate: the data are empty.")
-    mean_loss, second = float(totals[0]) / count, float(totals[1]) / scored
-    return {"loss": mean_loss, "accuracy": second} if classes else {"loss": mean_loss, "rmse": second**0.5}
-
-
-def _readable(data: Any, device: torch.device) -> Examples | Iterable[Any]:
-    if data is None:
-        raise BadData("the data set has no such part.")
-    source = as_examples(data, "data")
-    return source.to(device).with_(batch_size=BATCH) if isinstance(source, Examples) else source
+        for module, mode in modes:
+            module.training = mode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import torch
 from torch import nn
 
 from whence._version import __version__
-from whence.errors import BadData
+from whence.errors import BadData, BadFile, BadOption
 from whence.randomness import derived_seed
 from whence.zoo.checkpoints import read, write
 from whence.zoo.cookbook import recipe as find_recipe
-from whence.zoo.data import DataSet, Examples, load
+from whence.zoo.data import DataSet, load
 from whence.zoo.data.files import cache as cache_folder
-from whence.zoo.loop import Callback, train
+from whence.zoo.loop import Callback, train, usable
 from whence.zoo.plan import Recipe
 from whence.zoo.training import Row, Training
 
@@ -39,9 +38,15 @@ def trained(
     trains anew. A training that is cut off goes on where it was at the next call. ``device=None`` takes a GPU if there
     is one. ``changes`` are those of :meth:`Recipe.with_`. ``data`` replaces the recipe's own (a fold of it, say).
     """
+    if not isinstance(cache, (bool, str, Path)):
+        raise BadOption(f"cache={cache!r} is neither True, False nor a folder.")
     chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen = chosen.with_(**changes) if changes else chosen
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if data is not None and chosen.data_options:
+        raise BadOption(
+            f"{', '.join(chosen.data_options)} choose the recipe's own data; with data= they have no meaning."
+        )
+    place = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     loaded = (
         load(chosen.data, seed=seed, device=place, progress=progress, **chosen.data_options) if data is None else data
     )
@@ -51,9 +56,8 @@ def trained(
     if cache is False:
         result = train(network, loaded, chosen.settings, seed=seed, device=place, callback=callback, progress=progress)
         return replace(result, recipe=chosen, data=loaded)
-    folder = cache_folder() / "weights" if cache is True else Path(cache)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{chosen.name}-{chosen.hash(seed, fingerprint(loaded.train))}.safetensors"
+    folder = _folder(cache)
+    path = folder / f"{chosen.name}-{chosen.hash(seed, fingerprint(loaded))}.safetensors"
     if path.exists():
         return replace(_restored(path, chosen, network, seed), data=loaded)
     unfinished = path.with_suffix(".checkpoint")
@@ -73,14 +77,18 @@ def initial(recipe: Recipe, data: DataSet, seed: int) -> nn.Module:
         return recipe.build(data)
 
 
-def fingerprint(examples: Examples) -> str:
-    """Of the numbers that a network is trained on."""
-    digest = hashlib.sha256()
-    for tensor in (examples.raw, examples.targets, examples.mean, examples.std):
-        if tensor is not None:
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def fingerprint(data: DataSet) -> str:
+    """Of the numbers that a network is trained on, and of those that may stop it early."""
+    return "/".join(part.fingerprint() for part in (data.train, data.validation) if part is not None)
+
+
+def _folder(cache: bool | str | Path) -> Path:
+    folder = cache_folder() / "weights" if isinstance(cache, bool) else Path(cache)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOption(f"cache={str(folder)!r} is not a folder that can be written ({error.strerror}).") from error
+    return folder
 
 
 def _keep(path: Path, result: Training, recipe: Recipe) -> None:
@@ -99,7 +107,10 @@ def _keep(path: Path, result: Training, recipe: Recipe) -> None:
 
 def _restored(path: Path, recipe: Recipe, network: nn.Module, seed: int) -> Training:
     tensors, meta = read(path)
-    network.load_state_dict(tensors)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise BadFile(f"{path} does not hold the weights of {recipe.name}. Remove it and train again.") from error
     rows = tuple(Row(**row) for row in meta["rows"])
     return Training(
         network.eval(), rows, recipe.settings, seed, meta["best_epoch"], meta["seconds"], meta["device"], recipe,

@@ -6,21 +6,20 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from whence.errors import BadData, BadOption, NotConverged, notice
 from whence.randomness import derived_seed, seed_from
 from whence.zoo.checkpoints import Checkpoint, Progress
-from whence.zoo.evaluation import evaluate
-from whence.zoo.feed import Feed, feed_for
-from whence.zoo.settings import LOSSES, Loss, Settings
+from whence.zoo.evaluation import evaluation_mode, score
+from whence.zoo.feed import Feed, device_of, feed_for, outputs_of
+from whence.zoo.objective import Objective
+from whence.zoo.settings import Settings
 from whence.zoo.step import Step
 from whence.zoo.training import Row, Training
 
@@ -54,17 +53,19 @@ def train(
     """
     settings = (settings or Settings()).with_(**changes)
     seed = seed_from(None) if seed is None else seed
-    place = torch.device(device) if device is not None else next(network.parameters()).device
-    feed = feed_for(data, validation, settings, place, explicit=changes)
+    place = device_of(network) if device is None else usable(device)
+    with torch.random.fork_rng([]):  # a loader that shuffles is looked into
+        feed = feed_for(data, validation, settings, network, place, explicit=changes)
     network.to(place)
-    loss = loss_function(settings, feed.task)
-    saved = Checkpoint.at(checkpoint, checkpoint_every, settings, seed)
+    objective = Objective.of(settings, feed.task)
+    _check_first_batch(network, feed, objective)
     optimiser = make_optimiser(network, settings)
+    saved = Checkpoint.at(checkpoint, checkpoint_every, settings, seed, network, feed.fingerprints())
     done = Progress() if saved is None else saved.load(network, optimiser)
     if settings.patience is not None and feed.validation is None:
         raise BadOption("patience needs validation data: pass validation=, or load the set with some.")
 
-    step = Step(network, loss, optimiser, settings, place)
+    step = Step(network, objective, optimiser, settings, place)
     started = time.perf_counter() - done.seconds
     bar = tqdm(range(done.epoch, settings.epochs), desc="training", disable=not progress, leave=False, unit="epoch")
     with _number_formats(network, settings, place, feed):
@@ -72,7 +73,7 @@ def train(
             if done.stale(settings):
                 break
             mean_loss = _epoch(step, feed, settings, epoch, seed)
-            scores = {} if feed.validation is None else evaluate(network, feed.validation, loss=loss)
+            scores = {} if feed.validation is None else score(network, feed.validation, objective.plain())
             row = Row(epoch + 1, _rate(settings, epoch + 1), mean_loss, scores, time.perf_counter() - started)
             done = done.after(row, network, settings)
             bar.set_postfix_str(row.summary())
@@ -97,28 +98,33 @@ def _epoch(step: Step, feed: Feed, settings: Settings, epoch: int, seed: int) ->
     seen, steps = 0, feed.steps
     with _seeded(feed.device, derived_seed(seed, "epoch", epoch)):
         for index, (x, y) in enumerate(feed.epoch(derived_seed(seed, "data", epoch))):
-            _set_rate(step.optimiser, _rate(settings, epoch + (index / steps if steps else 0.0)))
+            _set_rate(step.optimiser, _rate(settings, epoch + ((index + 0.5) / steps if steps else 0.5)))
             total.add_(step(x, y), alpha=len(y))
             seen += len(y)
-    if seen == 0:
-        raise BadData("the training data gave no batch. A one-shot iterator can be read only once.")
-    mean = float(total) / seen
+    mean = float(total) / max(seen, 1)
     if not math.isfinite(mean):
         raise NotConverged(
-            f"the training loss became {mean} in epoch {epoch + 1} with lr={settings.lr}. Lower it, or set clip=1."
+            f"the training loss became {mean} in epoch {epoch + 1} with lr={settings.lr}. Lower it, set clip=1, or "
+            "look for NaN in what the loader gives."
         )
     return mean
 
 
-def loss_function(settings: Settings, task: str) -> Loss:
-    """The loss that the settings or the task ask for: a mean over the batch."""
-    chosen = settings.loss or {"classification": "cross-entropy", "regression": "squared", "binary": "binary"}[task]
-    loss = LOSSES[chosen] if isinstance(chosen, str) else chosen
-    if settings.label_smoothing:
-        if chosen != "cross-entropy":
-            raise BadOption(f"label_smoothing goes with cross-entropy only, not with {chosen!r}.")
-        return partial(F.cross_entropy, label_smoothing=settings.label_smoothing)
-    return loss
+def _check_first_batch(network: nn.Module, feed: Feed, objective: Objective) -> None:
+    """Targets must fit the outputs; a mismatch is told before anything is trained."""
+    with torch.no_grad(), evaluation_mode(network), torch.random.fork_rng([]):
+        first = feed.first()
+        if first is None:
+            raise BadData("the training data gave no batch: they are empty.")
+        objective.check(outputs_of(network, first[0]), first[1])
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """A device that is there."""
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise BadOption("device='cuda', but torch finds no GPU here; pass device='cpu'.")
+    return place
 
 
 def make_optimiser(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:

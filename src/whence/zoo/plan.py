@@ -15,7 +15,7 @@ from whence.zoo.networks import network as make_network
 from whence.zoo.networks import options_of
 from whence.zoo.settings import Settings
 
-DATA_OPTIONS = ("split", "gap", "validation")
+DATA_OPTIONS = ("split", "gap", "validation", "noise")
 VERSION = 1  # of what the training loop does with the same settings
 
 
@@ -68,4 +68,5 @@ class Recipe:
         options = ", ".join(f"{k}={v}" for k, v in self.network_options.items())
         chosen = {k: v for k, v in self.settings.spec().items() if v != Settings().spec()[k]}
         how = ", ".join(f"{k}={v}" for k, v in chosen.items())
-        return f"{self.name}: {self.network}({options}) on {self.data}; {how}\n  {self.about}".rstrip()
+        data = "".join(f", {k}={v}" for k, v in self.data_options.items())
+        return f"{self.name}: {self.network}({options}) on {self.data}{data}; {how}\n  {self.about}".rstrip()

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor of the base rate at a point of the training, 0 ≤ progress ≤ 1."""
+"""Learning-rate schedules: a factor of the base rate at a point of the training."""
 
 from __future__ import annotations
 
@@ -32,24 +32,33 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Times ``gamma`` after every ``every`` epochs."""
+    """Times ``gamma`` after every ``every`` epochs; by default after every quarter of the training."""
 
-    every: int = 50
+    every: int | None = None
     gamma: float = 0.2
 
+    def __post_init__(self) -> None:
+        if self.every is not None and (not isinstance(self.every, int) or self.every < 1):
+            raise BadOption(f"Step(every={self.every}): a whole number of epochs, 1 or more, is expected.")
+
     def factor(self, epoch: float, epochs: int) -> float:
-        return self.gamma ** (int(epoch) // self.every)
+        return self.gamma ** int(epoch / (self.every or max(1, epochs / 4)))
 
 
 @dataclass(frozen=True)
 class Milestones(Schedule):
-    """Times ``gamma`` at each of the epochs ``at``."""
+    """Times ``gamma`` at each of the epochs ``at``; by default at 30, 60 and 80 % of the training."""
 
-    at: tuple[int, ...] = (60, 120, 160)
+    at: tuple[float, ...] | None = None
     gamma: float = 0.2
 
+    def __post_init__(self) -> None:
+        if self.at is not None and not isinstance(self.at, tuple):
+            raise BadOption(f"Milestones(at={self.at!r}): a tuple of epochs is expected, such as (60, 120, 160).")
+
     def factor(self, epoch: float, epochs: int) -> float:
-        return self.gamma ** sum(epoch >= milestone for milestone in self.at)
+        at = (0.3 * epochs, 0.6 * epochs, 0.8 * epochs) if self.at is None else self.at
+        return self.gamma ** sum(epoch >= milestone for milestone in at)
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,13 @@ class Cosine(Schedule):
     warmup: float = 0.0
     final: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup, self.final)
+
     def factor(self, epoch: float, epochs: int) -> float:
-        if epoch < self.warmup:
-            return epoch / self.warmup
-        part = min(1.0, (epoch - self.warmup) / max(epochs - self.warmup, 1e-9))
+        part = _after_warmup(epoch, epochs, self.warmup)
+        if part < 0:
+            return 1 + part
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * part))
 
 
@@ -73,11 +85,24 @@ class Linear(Schedule):
     warmup: float = 0.0
     final: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup, self.final)
+
     def factor(self, epoch: float, epochs: int) -> float:
-        if epoch < self.warmup:
-            return epoch / self.warmup
-        part = min(1.0, (epoch - self.warmup) / max(epochs - self.warmup, 1e-9))
-        return 1 - (1 - self.final) * part
+        part = _after_warmup(epoch, epochs, self.warmup)
+        return 1 + part if part < 0 else 1 - (1 - self.final) * part
+
+
+def _check_warmup(warmup: float, final: float) -> None:
+    if warmup < 0 or not 0 <= final <= 1:
+        raise BadOption(f"warmup={warmup} epochs and final={final} of the rate: 0 or more, and 0 to 1, are expected.")
+
+
+def _after_warmup(epoch: float, epochs: int, warmup: float) -> float:
+    """From −1 to 0 while it warms up, then from 0 to 1."""
+    if epoch < warmup:
+        return epoch / warmup - 1
+    return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

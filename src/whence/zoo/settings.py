@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from whence.errors import BadOption, one_of
 from whence.zoo.data.augment import Augment
 from whence.zoo.schedules import Constant, Schedule, resolve
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-LOSSES: dict[str, Loss] = {
-    "cross-entropy": F.cross_entropy,
-    "squared": F.mse_loss,
-    "binary": lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype)),
-}
+LOSSES = ("cross-entropy", "squared", "binary")
 
 
 CONSTANT = Constant()
@@ -26,9 +22,10 @@ CONSTANT = Constant()
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. ``weight_decay`` is the factor λ of ½ λ ‖θ‖² beside the *mean* loss.
+    """How to train. ``weight_decay`` is the factor λ of ½ λ ‖θ‖² beside the *mean* loss, with sgd and adam.
 
-    A prior precision δ over the weights is λ = δ / N for N training examples.
+    A prior precision δ over the weights is λ = δ / N for N training examples. With adamw it is decoupled from the loss
+    (Loshchilov & Hutter 2019), and no prior.
     """
 
     epochs: int = 20
@@ -40,14 +37,14 @@ class Settings:
     weight_decay: float = 0.0
     decay: Literal["all", "weights"] = "all"  # "weights": neither biases nor normalisation parameters
     schedule: Schedule = CONSTANT
-    augment: Augment | None = None
+    augment: Augment | Literal[False] | None = None  # None: that of the data, if any; False: none
     loss: str | Loss | None = None  # None: cross-entropy for class labels, squared error for numbers
     label_smoothing: float = 0.0  # cross-entropy only
     clip: float | None = None  # largest norm of the gradient
     patience: int | None = None  # epochs without a better validation value before it stops
     monitor: Literal["loss", "accuracy"] = "loss"  # what is better: on validation data
     amp: bool = False  # bfloat16 where it is safe, channels last; on a GPU
-    capture: bool = False  # steps as a CUDA graph: for networks that do the same at every step; on a GPU
+    capture: bool = False  # steps as a CUDA graph, for networks that do the same at every step; speed only, on a GPU
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", resolve(self.schedule))
@@ -56,15 +53,21 @@ class Settings:
         one_of(self.monitor, ("loss", "accuracy"), "monitor")
         if isinstance(self.loss, str):
             one_of(self.loss, LOSSES, "loss")
-        for name in ("epochs", "batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.lr > 0, "lr", self.lr, "positive")
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            _require(value is None or (_is_whole(value) and value >= 1), name, value, "a whole number, 1 or more")
+        for name in ("lr", "momentum", "weight_decay", "label_smoothing", "clip"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, (int, float)), name, value, "a number")
+        _require(self.epochs is not None and self.batch_size is not None, "epochs, batch_size", None, "a number")
+        _require(0 < self.lr < math.inf, "lr", self.lr, "positive")
         _require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
         _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
         _require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "in [0, 1)")
         _require(self.clip is None or self.clip > 0, "clip", self.clip, "positive")
-        _require(self.patience is None or self.patience >= 1, "patience", self.patience, "at least 1")
-        if self.augment is not None and not isinstance(self.augment, Augment):
+        if self.nesterov and (self.optimiser != "sgd" or not self.momentum):
+            raise BadOption(f"nesterov=True needs sgd with a momentum; here {self.optimiser} with {self.momentum}.")
+        if self.augment is not None and self.augment is not False and not isinstance(self.augment, Augment):
             raise BadOption(f"augment={self.augment!r} is not one of whence.zoo.augment (Crop, Flip, Binarise …).")
 
     def with_(self, **changes: Any) -> Settings:
@@ -78,10 +81,14 @@ class Settings:
         """Plain values that say the same, for a hash or a file."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["schedule"] = self.schedule.spec()
-        values["augment"] = None if self.augment is None else self.augment.spec()
+        values["augment"] = self.augment.spec() if self.augment else self.augment
         if callable(self.loss):
             values["loss"] = getattr(self.loss, "__qualname__", type(self.loss).__name__)
         return values
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _require(holds: bool, name: str, value: object, bound: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from whence.batches import Inputs
 from whence.errors import BadOption
 from whence.zoo.feed import outputs_of
-from whence.zoo.settings import Loss, Settings
+from whence.zoo.objective import Objective
+from whence.zoo.settings import Settings
 
 WARM_UP = 3  # steps before a capture, so that lazily made handles and plans are there
 
@@ -22,7 +23,7 @@ class Step:
     """What happens to one batch. Batches of the size first seen are replayed from a graph once it is captured."""
 
     network: nn.Module
-    loss: Loss
+    objective: Objective
     optimiser: torch.optim.Optimizer
     settings: Settings
     device: torch.device
@@ -59,7 +60,7 @@ class Step:
 
     def _forward(self, x: Inputs, y: Tensor, cache: bool = True) -> Tensor:
         with self._precision(cache):
-            return self.loss(outputs_of(self.network, x), y)
+            return self.objective.loss(outputs_of(self.network, x), y)
 
     def _precision(self, cache: bool) -> AbstractContextManager[Any]:
         if self.settings.amp and self.device.type == "cuda":

@@ -7,7 +7,7 @@ gives the same images everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -62,7 +62,7 @@ class Crop(_Named):
 
     def __post_init__(self) -> None:
         one_of(self.mode, ("reflect", "zeros"), "mode of Crop")
-        if self.padding < 0:
+        if not isinstance(self.padding, int) or self.padding < 0:
             raise BadOption(f"Crop(padding={self.padding}): must be 0 or more.")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -111,6 +111,7 @@ class Binarise(_Named):
     name: ClassVar[str] = "binarise"
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        _images(x, "Binarise")
         return (uniform(tuple(x.shape), x, generator) < x).to(x.dtype)
 
 
@@ -146,8 +147,12 @@ class Compose(_Named):
     name: ClassVar[str] = "compose"
     steps: tuple[Augment, ...]
 
-    def __init__(self, *steps: Augment) -> None:
-        object.__setattr__(self, "steps", steps)
+    def __init__(self, *steps: Augment | Sequence[Augment]) -> None:
+        flat = [s for step in steps for s in (step if isinstance(step, (list, tuple)) else [step])]
+        for step in flat:
+            if not isinstance(step, Augment):
+                raise BadOption(f"Compose({step!r}): augmentations are expected, such as Compose(Crop(4), Flip()).")
+        object.__setattr__(self, "steps", tuple(flat))
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         for step in self.steps:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +38,12 @@ class Examples:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        for name in ("raw", "targets", "mean", "std"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Tensor):
+                object.__setattr__(self, name, torch.as_tensor(np.asarray(value)))
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise BadOption(f"dtype={self.dtype!r} is no floating-point type; take torch.float32.")
         if len(self.raw) != len(self.targets):
             raise BadData(f"{len(self.raw)} inputs but {len(self.targets)} targets.")
         if (self.mean is None) != (self.std is None):
@@ -68,8 +76,17 @@ class Examples:
         return f"Examples({self.size:,} of shape {self.shape}, batch_size={self.batch_size}, {self.device}{more})"
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """All normalised inputs, and the targets."""
-        return self._ready(self.raw, False, None), self.targets
+        """All normalised inputs, and the targets; copies."""
+        return self._ready(self.raw, False, None), self.targets.clone()
+
+    def fingerprint(self) -> str:
+        """A hash of everything that a network sees of it."""
+        digest = hashlib.sha256(repr((self.augment and self.augment.spec(), self.scale, str(self.dtype))).encode())
+        for tensor in (self.raw, self.targets, self.mean, self.std):
+            if tensor is not None:
+                digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def inputs(self) -> Tensor:
@@ -83,8 +100,22 @@ class Examples:
                 raise BadOption(f"take({which}): must be 0 or more.")
             which = slice(0, int(which))
         if not isinstance(which, slice):
-            which = torch.as_tensor(which, device=self.device)
+            which = self._checked(torch.as_tensor(which, device=self.device))
         return replace(self, raw=self.raw[which], targets=self.targets[which])
+
+    def _checked(self, which: Tensor) -> Tensor:
+        """Indices or a mask that fit."""
+        if which.numel() == 0:
+            return which.long()
+        if which.dtype == torch.bool:
+            if which.shape != self.targets.shape[:1]:
+                raise BadData(
+                    f"a mask of shape {tuple(which.shape)} for {self.size} examples: one value each is expected."
+                )
+            return which
+        if which.is_floating_point() or int(which.max()) >= self.size or int(which.min()) < -self.size:
+            raise BadData(f"indices from {which.min()} to {which.max()}: whole numbers below {self.size} are expected.")
+        return which
 
     def to(self, device: torch.device | str) -> Examples:
         """The same on another device."""
@@ -103,6 +134,8 @@ class Examples:
 
     def like(self, other: Examples) -> Examples:
         """Normalised as ``other`` is: what a network trained on ``other`` is to be asked about."""
+        if self.shape != other.shape:
+            raise BadData(f"inputs of shape {self.shape} cannot be normalised as inputs of shape {other.shape} are.")
         return replace(self, mean=other.mean, std=other.std, dtype=other.dtype).to(self.device)
 
     def epoch(
@@ -143,6 +176,8 @@ class Examples:
 
     def _ready(self, raw: Tensor, augment: bool, generator: torch.Generator | None) -> Tensor:
         """Raw inputs as the network sees them."""
+        if not raw.is_floating_point() and raw.dtype != torch.uint8:
+            return raw.long()  # tokens
         picture = raw.dtype == torch.uint8
         x = raw.to(self.dtype).div_(self.scale) if picture else raw
         if augment and self.augment is not None:
@@ -187,6 +222,6 @@ def _order(size: int, device: torch.device, generator: torch.Generator | None) -
 
 
 def _whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise BadOption(f"{name}={value!r}: must be a whole number, 1 or more.")
-    return value
+    return int(value)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whence.errors import BadOption
-from whence.zoo.networks.shapes import Shape, check_dropout, image_shape, make_activation, scaled
+from whence.zoo.networks.shapes import Shape, as_tuple, check_dropout, image_shape, make_activation, scaled
 
 # Output channels by block; a maximum pool ends each block (Simonyan & Zisserman 2015, table 1).
 VGG_BLOCKS: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -127,9 +127,8 @@ def _drop(name: str, p: float) -> dict[str, nn.Module]:
 
 def _width_after(features: nn.Module, shape: Shape) -> int:
     """Number of values that ``features`` gives for one image."""
-    assert isinstance(shape, tuple)
     with torch.no_grad():
-        return int(features(torch.zeros(1, *shape)).shape[1])
+        return int(features(torch.zeros(1, *as_tuple(shape))).shape[1])
 
 
 def _he_init(network: nn.Module) -> None:

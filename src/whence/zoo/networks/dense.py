@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from whence.errors import BadOption
 from whence.zoo.networks.shapes import Shape, check_dropout, features_of, make_activation, scaled
 
 
@@ -31,6 +32,8 @@ def mlp(
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     features = features_of(shape)
+    if isinstance(hidden, int):
+        raise BadOption(f"hidden={hidden}: the units of each hidden layer are expected, such as ({hidden},).")
     for index, units in enumerate(hidden, start=1):
         layers |= _hidden(index, features, scaled(units, width), activation, check_dropout(dropout))
         features = scaled(units, width)

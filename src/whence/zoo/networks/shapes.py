@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 from torch import nn
 
 from whence.errors import BadOption, one_of
 
-Shape = int | tuple[int, ...]
+Shape = int | Sequence[int]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
 def features_of(shape: Shape) -> int:
     """Number of input values."""
-    return shape if isinstance(shape, int) else math.prod(shape)
+    return math.prod(as_tuple(shape))
+
+
+def as_tuple(shape: Shape) -> tuple[int, ...]:
+    """A shape given as a number, a list or a tuple of whole numbers."""
+    numbers = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if not numbers or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in numbers):
+        raise BadOption(f"shape={shape!r}: positive whole numbers are expected, such as 784 or (1, 28, 28).")
+    return tuple(int(n) for n in numbers)
 
 
 def image_shape(shape: Shape, name: str, smallest: int) -> tuple[int, int, int]:
     """(channels, height, width), at least ``smallest`` pixels wide and high."""
-    if isinstance(shape, int) or len(shape) != 3:
+    shape = as_tuple(shape)
+    if len(shape) != 3:
         raise BadOption(f"{name} takes images: shape={shape!r} is not (channels, height, width).")
     if min(shape[1:]) < smallest:
         raise BadOption(f"{name} needs images of at least {smallest} × {smallest}; shape={shape!r}.")
@@ -29,6 +40,8 @@ def image_shape(shape: Shape, name: str, smallest: int) -> tuple[int, int, int]:
 
 def scaled(channels: int, width: float) -> int:
     """``channels`` times ``width``, at least one."""
+    if channels < 1:
+        raise BadOption(f"a layer of {channels} units is none; take 1 or more.")
     if width <= 0:
         raise BadOption(f"width={width} is not positive; 1 is the published network, 0.5 half as wide.")
     return max(1, round(channels * width))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import BadData, BadOption
-from whence.zoo.networks.shapes import Shape, check_dropout, image_shape, scaled
+from whence.zoo.networks.shapes import Shape, as_tuple, check_dropout, image_shape, scaled
 
 
 class Transformer(nn.Module):
@@ -60,11 +60,13 @@ def transformer(
 ) -> Transformer:
     """For images cut into ``patch`` × ``patch`` pieces; with ``vocabulary`` for ``shape`` tokens."""
     units = scaled(units, width)
+    if heads < 1 or depth < 1:
+        raise BadOption(f"heads={heads} and depth={depth}: 1 or more of each is expected.")
     if units % heads:
         raise BadOption(f"{units} units cannot be shared by {heads} heads; take a multiple of {heads}.")
     check_dropout(dropout)
     if vocabulary is not None:
-        length = shape if isinstance(shape, int) else shape[0]
+        length = as_tuple(shape)[0]
         embed: nn.Module = nn.Embedding(vocabulary, units)
         return Transformer(embed, length, units, heads, depth, dropout, outputs, padding)
     if padding is not None:
