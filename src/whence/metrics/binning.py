@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from whence.errors import BadOption, one_of
-from whence.metrics.elements import Elements
+from whence.metrics.elements import Elements, is_whole
 
 TOGETHER = 32  # columns whose totals are summed in one product
 
 
 def check_binning(bins: int, binning: str) -> None:
-    if isinstance(bins, bool) or int(bins) != bins or bins < 1:
-        raise BadOption(f"bins={bins} is no count of bins; take 15.")
+    if not is_whole(bins) or bins < 1:
+        raise BadOption(f"bins={bins!r} is no count of bins; take 15.")
     one_of(binning, ("width", "mass"), "binning")
 
 

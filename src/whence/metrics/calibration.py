@@ -15,7 +15,7 @@ from torch import Tensor
 from whence.errors import BadOption, one_of
 from whence.metrics.binning import Cells, assign, check_binning, edges
 from whence.metrics.bootstrap import alone, edge, normal_quantile, resamples
-from whence.metrics.elements import ArrayLike, ForLabels, Options, read
+from whence.metrics.elements import ArrayLike, Elements, ForLabels, Options, is_whole, read
 from whence.metrics.estimate import Estimate
 from whence.metrics.inversion import Norm, directions, invert, largest, weighted_l1, weighted_l2
 from whence.metrics.labels import Labels, labels
@@ -153,7 +153,7 @@ def reliability(
     weight = torch.bincount(index, weights, bins)
     accuracy = torch.bincount(index, weights * hit, bins) / weight
     confidence = torch.bincount(index, weights * p, bins) / weight
-    effective = weight.square() / torch.bincount(index, weights.square(), bins)
+    effective = weight.square() / _squares(found.elements, index, bins)
     accuracy_low, accuracy_high = wilson(accuracy, effective, options.level)
     return Reliability(
         low=low,
@@ -168,12 +168,20 @@ def reliability(
     )
 
 
+def _squares(members: Elements, index: Tensor, bins: int) -> Tensor:
+    """Σ over groups of the squared weight in each bin, for Kish's effective number."""
+    if members.group is None:
+        return torch.bincount(index, members.weights.square(), bins)
+    sums = torch.bincount(members.group * bins + index, members.weights, members.groups * bins)
+    return sums.reshape(-1, bins).square().sum(0)
+
+
 def _column(found: Labels, of: str | int) -> tuple[Tensor, Tensor]:
     """Probabilities [N] and whether what they are of came true [N]."""
     if of == "confidence":
         return found.confidence, found.correct
     count = found.probs.shape[1]
-    if isinstance(of, str) or not 0 <= of < count:
+    if isinstance(of, str) or not is_whole(of) or not 0 <= of < count:
         raise BadOption(f"of={of!r} is neither 'confidence' nor a class, 0..{count - 1}.")
     return found.column(of), (found.truth == of).double()
 

@@ -19,6 +19,7 @@ from whence.metrics.elements import (
     Common,
     Elements,
     Options,
+    check_share,
     elements,
     finite,
     fit,
@@ -107,8 +108,8 @@ def _asked(max_error: float | None, coverage: float | None, confidence: float | 
         raise BadOption("give exactly one of max_error= and coverage=.")
     if confidence is not None and max_error is None:
         raise BadOption("confidence= goes with max_error=, not with coverage=.")
-    if confidence is not None and not 0 < confidence < 1:
-        raise BadOption(f"confidence={confidence} is not between 0 and 1; take 0.95.")
+    if confidence is not None:
+        check_share(confidence, "confidence", "take 0.95")
     if max_error is not None:
         if not 0 <= max_error < 1:
             raise BadOption(f"max_error={max_error} is not in 0..1; 0.05 allows 5 % errors.")
@@ -116,8 +117,7 @@ def _asked(max_error: float | None, coverage: float | None, confidence: float | 
             raise BadOption("max_error=0 cannot be had with any confidence; take a small number.")
         return float(max_error), "max_error"
     assert coverage is not None
-    if not 0 < coverage <= 1:
-        raise BadOption(f"coverage={coverage} is not in 0..1; 0.8 answers 80 %.")
+    check_share(coverage, "coverage", "0.8 answers 80 %", closed=True)
     return float(coverage), "coverage"
 
 

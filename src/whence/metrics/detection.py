@@ -14,7 +14,20 @@ from torch import Tensor
 
 from whence.errors import BadData, BadOption
 from whence.metrics.bootstrap import measure
-from whence.metrics.elements import ArrayLike, Common, Elements, Options, elements, finite, fit, read, tensor, truth
+from whence.metrics.elements import (
+    ArrayLike,
+    Common,
+    Elements,
+    Options,
+    check_share,
+    elements,
+    finite,
+    fit,
+    read,
+    tensor,
+    truth,
+    whole_groups,
+)
 from whence.metrics.estimate import Estimate
 
 
@@ -58,8 +71,7 @@ def aupr(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Es
 
 def fpr95(scores: ArrayLike, positive: ArrayLike, *, tpr: float = 0.95, **common: Unpack[Common]) -> Estimate:
     """Share of negatives at or above the highest threshold that keeps at least ``tpr`` of the positives."""
-    if not 0 < tpr <= 1:
-        raise BadOption(f"tpr={tpr} is not in 0..1; 0.95 keeps 95 % of the positives.")
+    check_share(tpr, "tpr", "0.95 keeps 95 % of the positives", closed=True)
     return _score("fpr95", scores, positive, read("fpr95", common), lambda r: _fpr(r, tpr), lambda n: n[1])
 
 
@@ -98,7 +110,8 @@ def _joined(inside: ArrayLike, outside: ArrayLike, common: Common) -> tuple[Tens
             ]
             joined[key] = torch.cat(flat)  # type: ignore[literal-required]
     if common.get("groups") is not None or any(p.dim() > 1 and p.shape[1:].numel() > 1 for p in parts):
-        pair = _pair(common.get("groups") or (None, None), "groups")
+        given = common.get("groups")
+        pair = (None, None) if given is None else _pair(given, "groups")
         ids = [_ids(v, p) for v, p in zip(pair, parts, strict=True)]
         if pair[0] is None or pair[1] is None:
             ids[1] = ids[1] - ids[1].min() + ids[0].max() + 1 if ids[0].numel() and ids[1].numel() else ids[1]
@@ -114,7 +127,7 @@ def _pair(value: Any, key: str) -> tuple[Any, Any]:
 
 def _ids(groups: ArrayLike | None, scores: Tensor) -> Tensor:
     if groups is not None:
-        return fit(groups, scores.shape, "groups").cpu().long()
+        return whole_groups(fit(groups, scores.shape, "groups")).cpu()
     return torch.arange(len(scores)).repeat_interleave(scores.shape[1:].numel())
 
 

@@ -6,6 +6,7 @@ Index legend: N elements that count, G groups that are resampled as one, B rows 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
@@ -53,12 +54,30 @@ class Options:
     class_dim: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.resamples, bool) or int(self.resamples) != self.resamples or self.resamples < 0:
-            raise BadOption(f"resamples={self.resamples} is no count; take 1000, or 0 for no interval.")
-        if not 0 < self.level < 1:
-            raise BadOption(f"level={self.level} is not between 0 and 1; 0.95 gives a 95 % interval.")
-        if int(self.seed) != self.seed:
-            raise BadOption(f"seed={self.seed} is no whole number.")
+        if not is_whole(self.resamples) or self.resamples < 0:
+            raise BadOption(f"resamples={self.resamples!r} is no count; take 1000, or 0 for no interval.")
+        check_share(self.level, "level", "0.95 gives a 95 % interval")
+        if not is_whole(self.seed):
+            raise BadOption(f"seed={self.seed!r} is no whole number.")
+        if self.ignore_index is None:
+            object.__setattr__(self, "ignore_index", NOTHING)
+        elif not is_whole(self.ignore_index):
+            raise BadOption(f"ignore_index={self.ignore_index!r} is no whole number; None ignores nothing.")
+
+
+NOTHING = -(2**62)  # an ignore_index that no target has
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_share(value: Any, name: str, remedy: str, closed: bool = False) -> float:
+    """A number between 0 and 1; 1 itself where ``closed``."""
+    number = value if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else math.nan
+    if not (0 < number < 1 or (closed and number == 1)):
+        raise BadOption(f"{name}={value!r} is not between 0 and 1; {remedy}.")
+    return float(number)
 
 
 LABEL_KEYWORDS = ("class_weights", "ignore_index", "class_dim")
@@ -227,10 +246,14 @@ def _groups(shape: torch.Size, options: Options, where: Tensor) -> tuple[Tensor 
         if inner == 1:
             return None, len(where)
         return relabelled(where // inner)
-    given = fit(options.groups, shape, "groups").to(where.device)
-    if given.is_floating_point() and bool((given != given.round()).any()):
+    return relabelled(whole_groups(fit(options.groups, shape, "groups")).to(where.device)[where])
+
+
+def whole_groups(groups: Tensor) -> Tensor:
+    """Groups as whole numbers."""
+    if groups.is_floating_point() and bool((groups != groups.round()).any()):
         raise BadData("groups must be whole numbers, the same for elements that belong together.")
-    return relabelled(given[where])
+    return groups.long()
 
 
 def relabelled(group: Tensor) -> tuple[Tensor | None, int]:

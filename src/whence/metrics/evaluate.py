@@ -16,7 +16,7 @@ from whence.metrics.detection import aupr, auroc, detection
 from whence.metrics.elements import LABEL_KEYWORDS, ArrayLike, ForLabels, Options, fit, read, squeezed, tensor, truth
 from whence.metrics.estimate import Estimate
 from whence.metrics.labels import is_binary
-from whence.metrics.loss import nll, predicts_labels
+from whence.metrics.loss import nll, predicts_labels, refuse_class_keywords
 from whence.metrics.regression import coverage, crps, interval_score, is_pair, mae, rmse, width
 from whence.metrics.selective import aurc, selective_accuracy
 from whence.metrics.tables import frame, text
@@ -104,8 +104,7 @@ def evaluate(
     names = list(known) if metrics is None else [one_of(name, known, "metric of this prediction") for name in metrics]
     keywords: dict[str, Any] = dict(common)
     if not of_labels:
-        if options.class_weights is not None:
-            raise BadOption("class_weights goes with classes; for predicted numbers pass weights=.")
+        refuse_class_keywords(common)
         keywords = {key: value for key, value in keywords.items() if key not in LABEL_KEYWORDS}
     scores: dict[str, Estimate] = {}
     for name in names:
@@ -152,8 +151,9 @@ def _is_labels(prediction: Any, targets: ArrayLike, options: Options) -> bool:
     given, y = tensor(prediction, "predictions"), tensor(targets, "targets")
     if not y.is_floating_point() or not is_binary(given, y):
         return True
-    labels = (y == 0) | (y == 1) | (y == options.ignore_index)
-    return bool(labels.all()) and bool(((given >= 0) & (given <= 1)).all())
+    counted = _counted(y, options)
+    y, given = y[counted], given.reshape(counted.shape)[counted]
+    return bool(((y == 0) | (y == 1)).all()) and bool(((given >= 0) & (given <= 1)).all())
 
 
 def _binary(prediction: Any, targets: ArrayLike) -> bool:
@@ -202,7 +202,8 @@ def _outside(prediction: Any, ood: Any, targets: ArrayLike, options: Options, of
     def pair(of_inside: Any) -> tuple[Any, None] | None:
         return None if of_inside is None else (of_inside, None)
 
-    common |= {"mask": pair(counted), "weights": pair(options.weights), "groups": pair(options.groups)}
+    weights = _class_weighted(y, counted, options) if options.class_weights is not None else options.weights
+    common |= {"mask": pair(counted), "weights": pair(weights), "groups": pair(options.groups)}
     if of_labels:
         binary = _binary(prediction, targets)
         totals = [_entropy(p, binary, options) for p in (prediction, ood)]
@@ -214,6 +215,16 @@ def _outside(prediction: Any, ood: Any, targets: ArrayLike, options: Options, of
     if inside is not None and outside is not None:
         scores["ood_auroc_epistemic"] = detection(inside, outside, **common)["auroc"]
     return scores
+
+
+def _class_weighted(y: Tensor, counted: Tensor | None, options: Options) -> Tensor:
+    """Weights of the elements times those of their true classes."""
+    per_class = tensor(options.class_weights, "class_weights").double()
+    index = torch.where(counted, y, 0).long() if counted is not None else y.long()
+    weights = (
+        torch.ones(y.shape) if options.weights is None else fit(options.weights, y.shape, "weights").reshape(y.shape)
+    )
+    return weights.double().to(y.device) * per_class.to(y.device)[index]
 
 
 def _entropy(prediction: Any, binary: bool, options: Options) -> Tensor:

@@ -87,7 +87,7 @@ def labels(prediction: Any, targets: ArrayLike, options: Options) -> Labels:
 
 def is_binary(probs: Tensor, truth: Tensor) -> bool:
     """By the shapes: as many targets as probabilities."""
-    return probs.dim() == 1 or probs.shape == truth.shape or (probs.shape[1:].numel() == 1 and probs.dim() == 2)
+    return probs.dim() == 1 or squeezed(probs.shape) == squeezed(truth.shape) or probs.shape[1:].numel() == 1
 
 
 def _classes(probs: Tensor, truth: Tensor, options: Options, class_dim: int) -> Labels:

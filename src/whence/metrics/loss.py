@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -28,13 +29,19 @@ def nll(prediction: Any, targets: ArrayLike, **common: Unpack[ForLabels]) -> Est
     if predicts_labels(prediction, targets, options):
         found = labels(prediction, targets, options)
         return mean("nll", log_losses(found), found.elements, options, (0.0, float("inf")))
-    if options.class_weights is not None:
-        raise BadOption("class_weights goes with classes; for predicted numbers pass weights=.")
+    refuse_class_keywords(common)
     forecast, y, members = numbers(prediction, targets, options)
     losses = forecast.log_losses(y)
     if not bool(torch.isfinite(losses).all()):
         raise BadData(f"{int((~torch.isfinite(losses)).sum())} of {len(y)} targets have density 0: nll is infinite.")
     return mean("nll", losses, members, options)
+
+
+def refuse_class_keywords(common: Mapping[str, Any]) -> None:
+    """Predicted numbers have no classes."""
+    for key, remedy in (("class_weights", "weights="), ("ignore_index", "mask=")):
+        if common.get(key) is not None:
+            raise BadOption(f"{key} goes with classes; for predicted numbers pass {remedy}.")
 
 
 def predicts_labels(prediction: Any, targets: ArrayLike, options: Options) -> bool:

@@ -11,9 +11,20 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, Poisson
 
-from whence.errors import BadData, BadOption
+from whence.errors import BadData
 from whence.metrics.bootstrap import mean, measure, ratio
-from whence.metrics.elements import ArrayLike, Common, Elements, Options, elements, finite, read, squeezed, tensor
+from whence.metrics.elements import (
+    ArrayLike,
+    Common,
+    Elements,
+    Options,
+    check_share,
+    elements,
+    finite,
+    read,
+    squeezed,
+    tensor,
+)
 from whence.metrics.estimate import Estimate
 from whence.metrics.forecasts import Draws, Forecast, Normals, Other, Point, Poissons
 from whence.predictive.predictions import CountPrediction, OutputPrediction, RegressionPrediction
@@ -158,8 +169,7 @@ def _ends(
     prediction: Any, targets: ArrayLike | None, of: float, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Elements]:
     """Ends of the interval, targets (zeros where None) and elements; [N] each."""
-    if not 0 < of < 1:
-        raise BadOption(f"of={of} is not between 0 and 1; 0.95 asks for the 95 % interval.")
+    check_share(of, "of", "0.95 asks for the 95 % interval")
     if targets is None:
         targets = torch.zeros(_shape(prediction), dtype=torch.float64)
     if is_pair(prediction):
@@ -174,10 +184,8 @@ def _ends(
 
 
 def is_pair(prediction: Any) -> bool:
-    """Whether this is a pair (low, high) rather than a list of draws."""
-    if not isinstance(prediction, (tuple, list)) or len(prediction) != 2:
-        return False
-    return isinstance(prediction, tuple) or all(hasattr(end, "shape") for end in prediction)
+    """Whether this is a pair (low, high); draws come as one tensor or array."""
+    return isinstance(prediction, (tuple, list)) and len(prediction) == 2
 
 
 def _shape(prediction: Any) -> torch.Size:

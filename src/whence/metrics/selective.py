@@ -12,9 +12,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from whence.errors import BadOption
 from whence.metrics.bootstrap import measure
-from whence.metrics.elements import ArrayLike, Elements, ForLabels, read
+from whence.metrics.elements import ArrayLike, Elements, ForLabels, check_share, read
 from whence.metrics.estimate import Estimate
 from whence.metrics.labels import Labels, labels
 from whence.metrics.tables import frame
@@ -102,8 +101,7 @@ def selective_accuracy(
     **common: Unpack[ForLabels],
 ) -> Estimate:
     """Accuracy among the ``coverage`` most certain; ties at the border count by their share."""
-    if not 0 < coverage <= 1:
-        raise BadOption(f"coverage={coverage} is not in 0..1; 0.8 keeps the 80 % most certain.")
+    check_share(coverage, "coverage", "0.8 keeps the 80 % most certain", closed=True)
     options = read("selective_accuracy", common, labels=True)
     line = _queue(labels(prediction, targets, options), uncertainty)
 

@@ -16,7 +16,7 @@ from whence.zoo.networks import options_of
 from whence.zoo.settings import Settings
 
 DATA_OPTIONS = ("split", "gap", "validation", "noise")
-VERSION = 1  # of what the training loop does with the same settings
+VERSION = 2  # of what the training loop does with the same settings
 
 
 @dataclass(frozen=True)
