@@ -77,7 +77,7 @@ def _tables() -> list[Recipe]:
         Recipe("cubic-ritter", "mlp", "cubic", toy.with_(batch_size=20, epochs=5000),
                {"hidden": (7, 7), "activation": "tanh"},
                about="Ritter et al. (2018), section 5.1: two layers of seven units."),
-        Recipe("snelson-mlp", "mlp", "snelson", toy.with_(epochs=2000, lr=0.03),
+        Recipe("snelson-mlp", "mlp", "snelson", toy.with_(epochs=4000, lr=0.03, weight_decay=1e-5),
                {"hidden": (50,), "activation": "tanh"}, about="50 tanh units."),
         Recipe("two-moons-mlp", "mlp", "two-moons", toy.with_(epochs=200), {"hidden": (16, 16)}, about="Two moons."),
         Recipe("banana-mlp", "mlp", "banana", SMALL.with_(epochs=60), {"hidden": (50, 50)}, about="Banana."),
