@@ -15,7 +15,11 @@ from whence.curvature.blocks import Block
 from whence.errors import BadOption, NotDefined, need, one_of
 from whence.metrics.tables import text
 from whence.where import breakdown
+from whence.where.activations import activations
+from whence.where.distribution import Differences, differences, magnitude
 from whence.where.shares import Measure, Shares, UnitShares, shares, shares_with_units
+from whence.where.slices import STEPS, slices
+from whence.where.spectrum import spectra
 from whence.where.tabular import Table, number
 from whence.where.weights import identified_of, unit_table, weight_table
 
@@ -96,6 +100,31 @@ class Where:
         """Shares and explained of each layer when the prior precision is multiplied by each factor."""
         self._need_inputs("sensitivity")
         return breakdown.sensitivity(self.posterior, self.inputs, factors, self.measure)
+
+    @functools.cached_property
+    def activations(self) -> Table:
+        """How much each layer's output spreads under twenty draws, relative to its spread over the inputs."""
+        self._need_inputs("activations")
+        return activations(self.posterior, self.inputs, generator=torch.Generator().manual_seed(0))
+
+    def slices(self, data: Any, steps: Sequence[float] = STEPS, seed: int = 0) -> Table:
+        """The true loss on ``data`` along directions of large, small and random curvature beside the Gaussian's."""
+        return slices(self.posterior, data, steps, seed)
+
+    @functools.cached_property
+    def differences(self) -> Differences:
+        """Whether layers, and units inside a layer, differ in posterior standard deviation; effect sizes by ranks."""
+        return differences(self.posterior)
+
+    @functools.cached_property
+    def magnitude(self) -> Table:
+        """Size of the weight against its uncertainty, by layer and overall."""
+        return magnitude(self.posterior)
+
+    @functools.cached_property
+    def spectrum(self) -> Table:
+        """Eigenvalues of every layer's curvature, and what of each direction the data have determined."""
+        return spectra(self.posterior)
 
     @property
     def residual(self) -> float:

@@ -25,6 +25,9 @@ class Table(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self.columns[one_of(name, self.columns, "column")]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
 
