@@ -24,6 +24,10 @@ from whence.priors import Prior
 
 if TYPE_CHECKING:
     from whence import metrics, zoo
+    from whence.where.compact import compact
+    from whence.where.prune import prune
+    from whence.where.prune_curve import PruneCurve, prune_curve
+    from whence.where.track import Track, track
 
 __all__ = [
     "Bernoulli",
@@ -36,20 +40,38 @@ __all__ = [
     "Poisson",
     "Posterior",
     "Prior",
+    "PruneCurve",
+    "Track",
     "WeightPosterior",
     "__version__",
+    "compact",
     "errors",
     "laplace",
     "load",
     "merge",
     "metrics",
+    "prune",
+    "prune_curve",
     "subnetwork",
+    "track",
     "zoo",
 ]
+
+
+_LATER = {
+    "PruneCurve": "where.prune_curve",
+    "Track": "where.track",
+    "compact": "where.compact",
+    "prune": "where.prune",
+    "prune_curve": "where.prune_curve",
+    "track": "where.track",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Rooms that are entered only when asked for."""
     if name in ("metrics", "zoo"):
         return importlib.import_module(f"whence.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(f"whence.{_LATER[name]}"), name)
     raise AttributeError(f"module 'whence' has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""Which weights can be pruned, and what a posterior says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.curvature.blocks import owner_of
+from whence.curvature.selection import Last, Mask, selection
+from whence.errors import BadData, BadOption, NotDefined, NothingSelected, notice
+from whence.posteriors.laplace import Laplace
+from whence.where.wiring import by_unit, named_layers
+
+CRITERIA = ("snr", "identified", "saliency", "magnitude", "random")
+
+
+def prunable(posterior: Laplace, layers: Any = None) -> list[str]:
+    """Names of the Bayesian weights of Linear and convolution layers; a Notice names matrices that are left out."""
+    if not isinstance(posterior, Laplace):
+        raise BadData(f"pruning needs a posterior from whence.laplace, not a {type(posterior).__name__}.")
+    if posterior.curvature.keep is not None:
+        raise NotDefined("pruning by a subnetwork mask is not defined; fit a posterior without a mask.")
+    chosen = _chosen(posterior, layers)
+    network = posterior.network
+    owners: dict[str, set[int]] = {}
+    for part in network.module.modules():
+        for p in part._parameters.values():
+            if p is not None and id(p) in network.names_by_id:
+                owners.setdefault(network.names_by_id[id(p)], set()).add(id(part))
+    usable = {network.names_by_id.get(id(layer._parameters.get("weight"))) for _, layer in named_layers(network.module)}
+    names = [n for n in chosen if n in usable and len(owners[n]) == 1]
+    if not names:
+        raise NothingSelected(
+            f"nothing can be pruned: the {len(chosen)} chosen parameters of the posterior ({', '.join(chosen[:3])}"
+            f"{', …' * (len(chosen) > 3)}) hold no weight of a Linear or convolution layer that is its own."
+        )
+    left = [n for n in chosen if n not in names and network.params[n].dim() > 1]
+    if left:
+        parts = [f"{n} ({_why(network.module, n, len(owners[n]) > 1)})" for n in left[:4]]
+        more = f" and {len(left) - 4} more" * (len(left) > 4)
+        notice(f"not pruned: {', '.join(parts)}{more}; only weights of Linear and convolution layers are.")
+    return names
+
+
+def _why(module: nn.Module, name: str, tied: bool) -> str:
+    if tied:
+        return "tied"
+    owner = owner_of(name)
+    if owner.endswith("out_proj"):
+        return "MultiheadAttention"
+    if name.endswith("_orig"):
+        return "masked already: call torch.nn.utils.prune.remove first"
+    return type(module.get_submodule(owner)).__name__
+
+
+def _chosen(posterior: Laplace, layers: Any) -> list[str]:
+    """Bayesian parameters of the layers that the user names."""
+    if layers is None:
+        return posterior.names()
+    picked = selection(layers, posterior.network)
+    if isinstance(picked, Mask):
+        raise BadOption("layers is a mask of weights; pass None, 'last', patterns on module names, or a predicate.")
+    if isinstance(picked, Last):
+        return _last(posterior)
+    names = set(picked.resolve(posterior.network, None))
+    return [n for n in posterior.names() if n in names]
+
+
+def _last(posterior: Laplace) -> list[str]:
+    if posterior.probe is None:
+        raise BadOption("this posterior keeps no example to find the last layer with; name the layer instead.")
+    names = set(Last().resolve(posterior.network, posterior.probe[0]))
+    return [n for n in posterior.names() if n in names]
+
+
+def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
+    """diag(s H) by parameter: D^{1/2} Q diag(s λ) Qᵀ D^{1/2}, without the prior."""
+    found: dict[str, Tensor] = {}
+    for gaussian, blocks in posterior.gaussians():
+        zero = torch.zeros_like(gaussian.rest)
+        native = gaussian.spectral.diagonal(gaussian.scale * gaussian.spectral.values, zero)
+        native = native if gaussian.ratio is None else native * gaussian.ratio
+        flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
+        for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
+            found.update(block.scatter(piece))
+    return found
+
+
+def scores(posterior: Laplace, names: Sequence[str], by: str, seed: int = 0) -> dict[str, Tensor]:
+    """The score of every weight, in float64 on the CPU; the lowest are pruned first."""
+    weights = {n: posterior.network.params[n].detach().double().cpu() for n in names}
+    if by == "magnitude":
+        return {n: w.abs() for n, w in weights.items()}
+    if by == "random":
+        generator = torch.Generator().manual_seed(seed)
+        return {n: torch.rand(w.shape, generator=generator, dtype=torch.float64) for n, w in weights.items()}
+    if by == "saliency":  # LeCun et al. (1989): ½ h_ii w_i²
+        curved = curvature_diagonal(posterior)
+        return {n: 0.5 * w.square() * curved[n].double().cpu() for n, w in weights.items()}
+    variance = {n: v.double().cpu() for n, v in posterior.variance().items() if n in weights}
+    if by == "snr":
+        return {n: w.abs() / variance[n].sqrt() for n, w in weights.items()}
+    params = {p.name: p for block in posterior.blocks for p in block.params}
+    return {n: 1 - v * posterior.prior.flat([params[n]]).reshape(v.shape) for n, v in variance.items()}
+
+
+def unit_scores(layer: nn.Module, score: Tensor, by: str) -> Tensor:
+    """One score for each unit, [O]: the mean over its weights; their sum for saliency, one draw for random."""
+    rows = by_unit(layer, score).flatten(1)
+    if by == "random":
+        return rows[:, 0]
+    return rows.sum(1) if by == "saliency" else rows.mean(1)
