@@ -29,12 +29,12 @@ class Projection(ABC):
         """J Q diag(w) Qᵀ Jᵀ, [N, K, K]."""
 
     @abstractmethod
-    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        """Its diagonal alone, [N, K]."""
+    def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """The diagonal alone, and that of ``rest`` · J Jᵀ, [N, K] each."""
 
     @abstractmethod
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
-        """Σₙ tr[J_u (Q diag(w) Qᵀ Jᵀ)_u] for each unit, [U]; they add up to Σₙ tr of the whole."""
+        """Σₙ tr[J_u (Q diag(w) Qᵀ Jᵀ)_u] for each unit, and the same of ``rest`` · J Jᵀ, [2, U]; they add up."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,23 @@ class Unshared(Projection):
     g: Tensor  # g̃, [E, N, K, O]
     block: Block | None = None  # where weights come flat (a diagonal structure)
     left: Tensor | None = None  # Q_G, [E, O, O]; None where nothing was turned
+    plain: Tensor | None = None  # g before it was turned
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         return ((self.g * self._weights(w)) @ self.g.mT).sum(0)
 
-    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        return (self.g.square() @ self._weights(w).mT).squeeze(-1).sum(0)
+    def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        squares = self.g.square()
+        own = (squares @ self._weights(w).mT).squeeze(-1).sum(0)
+        return own, rest * (squares.sum(-1) * self.a2.sum(-1, keepdim=True)).sum(0)
 
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
-        moved = self.g * self._weights(w)
-        g = self.g
+        g, moved = self.g, self.g * self._weights(w)
         if self.left is not None:
-            g, moved = times(g, self.left.mT), times(moved, self.left.mT)
-        return _by_row((g * moved).sum((1, 2)), units)
+            assert self.plain is not None
+            g, moved = self.plain, times(moved, self.left.mT)
+        alone = (g.square().sum(2) * self.a2.sum(-1, keepdim=True)).sum(1)  # [E, O]
+        return torch.stack([_by_row((g * moved).sum((1, 2)), units), _by_row(rest * alone, units)])
 
     def _weights(self, w: Tensor) -> Tensor:
         """[E, N, 1, O]."""
@@ -79,22 +83,25 @@ class Rows(Projection):
         inside = (self.turned * w.reshape(-1)) @ self.turned.mT
         return inside if self.outside is None else inside + rest * self.outside
 
-    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        inside = self.turned.square() @ w.reshape(-1)
-        return inside if self.outside is None else inside + rest * self.outside.diagonal(dim1=-2, dim2=-1)
+    def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        squares = self.turned.square()
+        own, whole = squares @ w.reshape(-1), squares.sum(-1)
+        if self.outside is not None:
+            beyond = self.outside.diagonal(dim1=-2, dim2=-1)
+            own, whole = own + rest * beyond, whole + beyond
+        return own, rest * whole
 
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
         rows, moved = self.turned, self.turned * w.reshape(-1)
         if isinstance(self.basis, KroneckerSpectral):
             left, native = self.basis.left, self.basis.native
-            back = [
-                left @ r.unflatten(-1, native) for r in (rows, moved)
-            ]  # [N, K, E, O, D]; a turn of D changes no sum
-            return _by_row((back[0] * back[1]).sum((0, 1, 4)), units)
+            rows, moved = (left @ r.unflatten(-1, native) for r in (rows, moved))  # [N, K, E, O, D]
+            parts = [(rows * other).sum((0, 1, 4)) for other in (moved, rest * rows)]  # turning D back changes no sum
+            return torch.stack([_by_row(part, units) for part in parts])
         if self.basis is not None:
             assert isinstance(self.basis, DenseSpectral), "units of correlated blocks are had from the rows themselves"
             rows, moved = rows @ self.basis.vectors.mT, moved @ self.basis.vectors.mT
-        return units.total((rows * moved).double().sum((0, 1)))
+        return torch.stack([units.total((rows * other).double().sum((0, 1))) for other in (moved, rest * rows)])
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,17 @@ class Table(Projection):
         looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]  # [N, T, F]
         return (self.g * looked_up.unsqueeze(1)).flatten(2) @ self.g.flatten(2).mT
 
-    def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]
-        return (self.g.square() * looked_up.unsqueeze(1)).sum((2, 3))
+    def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        own, alone = self._parts(w, rest)
+        return own.sum((2, 3)), alone.sum((2, 3))
 
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
-        looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]
-        parts = (self.g.square() * looked_up.unsqueeze(1)).double().sum((1, 3))  # [N, T]
-        return parts.new_zeros(units.count).index_add(0, self.ids.flatten(), parts.flatten())
+        parts = torch.stack(self._parts(w, rest)).double().sum((2, 4)).flatten(1)  # [2, N · T]
+        return parts.new_zeros(2, units.count).index_add(1, self.ids.flatten(), parts)
+
+    def _parts(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        squares = self.g.square()  # [N, K, T, F]
+        return squares * w.reshape(-1, self.g.shape[-1])[self.ids].unsqueeze(1), rest * squares
 
 
 def _by_row(values: Tensor, units: Units) -> Tensor:
@@ -168,9 +178,7 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
         a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
         a = a if half is None else a * half
         if turning is not None:
-            a, g = a @ turning.right, times(g, turning.left)
-        if turning is not None:
-            return Unshared(a.square(), g, None, turning.left)
+            return Unshared((a @ turning.right).square(), times(g, turning.left), None, turning.left, g)
         return Unshared(a.square(), g, block)
     native = _shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
     return Rows(native.flatten(2), basis=turning) if turning is not None else Rows(form.unpack(native))

@@ -147,8 +147,7 @@ def _split(
             found[block.name] = torch.stack([units[block.name].total(part.sum(0)) for part in (v, p)])
         return _Parts(_by_block(moved, sizes), _by_block(alone, sizes), found)
     projection = project(gaussian, blocks, grads, None)
-    weights = _weights(gaussian)
-    by_unit = torch.stack([projection.units(w, 1 / gaussian.rest, units[blocks[0].name]) for w in weights])
+    by_unit = projection.units(1 / gaussian.precision, 1 / gaussian.rest, units[blocks[0].name])
     variance, prior = _traces(projection, gaussian)
     return _Parts(variance, prior, {blocks[0].name: by_unit})
 
@@ -162,15 +161,10 @@ def _both(posterior: Laplace, gaussian: BlockGaussian, blocks: list[Block], grad
     return _by_block(moved, sizes), _by_block(alone, sizes)
 
 
-def _weights(gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of the covariance, and of the prior's."""
-    inverse = 1 / gaussian.precision
-    return inverse, torch.full_like(inverse, 1 / gaussian.delta)
-
-
 def _traces(projection: Projection, gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
-    own, prior = (projection.diagonal(w, 1 / gaussian.rest).double().sum(1, keepdim=True) for w in _weights(gaussian))
-    return own, prior
+    """tr V and tr V under the prior, [N, 1] each."""
+    own, prior = projection.diagonals(1 / gaussian.precision, 1 / gaussian.rest)
+    return own.double().sum(1, keepdim=True), prior.double().sum(1, keepdim=True)
 
 
 def _elements(gaussian: BlockGaussian, blocks: list[Block], grads: Gradients) -> tuple[Tensor, Tensor]:

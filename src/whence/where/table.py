@@ -17,7 +17,7 @@ from whence.metrics.tables import text
 from whence.where import breakdown
 from whence.where.activations import activations
 from whence.where.distribution import Differences, differences, magnitude
-from whence.where.shares import Measure, Shares, UnitShares, shares, shares_with_units
+from whence.where.shares import Measure, Shares, UnitShares, shares_with_units
 from whence.where.slices import STEPS, slices
 from whence.where.spectrum import spectra
 from whence.where.tabular import Table, number
@@ -54,21 +54,16 @@ class Where:
     posterior: Laplace = field(repr=False)
     inputs: Any = field(default=None, repr=False)
     measure: Measure = "variance"
+    split: tuple[Shares, dict[str, UnitShares]] | None = field(default=None, repr=False)  # by layer, by unit
 
     def to_pandas(self) -> Any:
         """The layer table as a ``pandas.DataFrame``."""
         return need("pandas", "pandas").DataFrame([asdict(row) for row in self.layers])
 
-    @functools.cached_property
-    def _split(self) -> tuple[Shares, dict[str, UnitShares]]:
-        """Shares of layers, input by input, and of units."""
-        self._need_inputs("shares")
-        return shares_with_units(self.posterior, self.inputs, self.measure)
-
     @property
     def shares(self) -> Shares:
         """tr V_b of every input and layer."""
-        return self._split[0]
+        return self._parts("shares")[0]
 
     def units(self, layer: str) -> Table:
         """One row for each unit of a layer: row, filter, channel or attention head.
@@ -77,9 +72,9 @@ class Where:
         their layer's. They are covariance shares and may be negative.
         """
         block = self._block(layer)
-        if self.inputs is None:
+        if self.split is None:
             return unit_table(self.posterior, block)
-        found, by_unit = self._split
+        found, by_unit = self.split
         return unit_table(self.posterior, block, by_unit[layer], float(found.variance.sum()), float(found.prior.sum()))
 
     def weights(self, layer: str) -> Table:
@@ -98,13 +93,13 @@ class Where:
 
     def sensitivity(self, factors: Sequence[float] = (0.1, 1.0, 10.0)) -> Table:
         """Shares and explained of each layer when the prior precision is multiplied by each factor."""
-        self._need_inputs("sensitivity")
+        self._parts("sensitivity")
         return breakdown.sensitivity(self.posterior, self.inputs, factors, self.measure)
 
     @functools.cached_property
     def activations(self) -> Table:
         """How much each layer's output spreads under twenty draws, relative to its spread over the inputs."""
-        self._need_inputs("activations")
+        self._parts("activations")
         return activations(self.posterior, self.inputs, generator=torch.Generator().manual_seed(0))
 
     def slices(self, data: Any, steps: Sequence[float] = STEPS, seed: int = 0) -> Table:
@@ -129,7 +124,7 @@ class Where:
     @property
     def residual(self) -> float:
         """How far the units' parts are from adding up to their layers', relative to the whole variance."""
-        found, by_unit = self._split
+        found, by_unit = self._parts("the residual")
         sums = found.variance.sum(0)
         off = [abs(float(by_unit[name].variance.sum() - total)) for name, total in zip(found.names, sums, strict=True)]
         return max(off) / max(float(sums.sum()), torch.finfo(torch.float64).tiny)
@@ -145,9 +140,10 @@ class Where:
         names = [b.name for b in self.posterior.blocks]
         return self.posterior.blocks[names.index(one_of(layer, names, "layer"))]
 
-    def _need_inputs(self, what: str) -> None:
-        if self.inputs is None:
-            raise BadOption(f"{what} are of inputs: ask posterior.where(x).")
+    def _parts(self, what: str) -> tuple[Shares, dict[str, UnitShares]]:
+        if self.split is None:
+            raise BadOption(f"{what} is of inputs: ask posterior.where(x).")
+        return self.split
 
 
 @torch.inference_mode(False)
@@ -162,14 +158,14 @@ def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
     x = from_numpy(x)
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # read once, asked many times
-    found = shares(posterior, x, measure)
-    parts, prior = found.variance.sum(0), found.prior.sum(0)
+    split = shares_with_units(posterior, x, measure)
+    parts, prior = split[0].variance.sum(0), split[0].prior.sum(0)
     total, prior_total = max(float(parts.sum()), 1e-300), max(float(prior.sum()), 1e-300)
     rows = [
         replace(row, variance_share=v / total, prior_share=p / prior_total, explained=1 - v / p if p else 0.0)
         for row, v, p in zip(rows, parts.tolist(), prior.tolist(), strict=True)
     ]
-    return Where(rows, posterior, x, measure)
+    return Where(rows, posterior, x, measure, split)
 
 
 def _variances(posterior: Laplace) -> list[tuple[Block, Tensor]]:

@@ -26,7 +26,10 @@ def identified_of(posterior: Laplace, block: Block, variance: Tensor) -> Tensor:
 
 def variance_of(posterior: Laplace, block: Block) -> Tensor:
     """Posterior variance of each weight, [P] in float64 on the CPU."""
-    return block.gather(posterior.variance()).double().cpu()
+    if posterior.curvature.joint:
+        return block.gather(posterior.variance()).double().cpu()
+    gaussian = next(g for g, blocks in posterior.gaussians() if blocks[0].name == block.name)
+    return block.to_flat(gaussian.variance()).double().cpu()
 
 
 def weight_table(posterior: Laplace, block: Block) -> Table:
