@@ -67,6 +67,8 @@ def main(epochs: int = 20) -> None:
     print(posterior.where(x))
     print("\nand for random pixels:")
     print(posterior.where(strange))
+    print("\nin words:\n")
+    print(posterior.where().answers(test, ood=strange))
 
 
 if __name__ == "__main__":

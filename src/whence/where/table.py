@@ -16,6 +16,7 @@ from whence.errors import BadOption, NotDefined, need, one_of
 from whence.metrics.tables import text
 from whence.where import breakdown
 from whence.where.activations import activations
+from whence.where.answers import Answers, answers
 from whence.where.distribution import Differences, differences, magnitude
 from whence.where.shares import Measure, Shares, UnitShares, shares_with_units
 from whence.where.slices import STEPS, slices
@@ -120,6 +121,10 @@ class Where:
     def spectrum(self) -> Table:
         """Eigenvalues of every layer's curvature, and what of each direction the data have determined."""
         return spectra(self.posterior)
+
+    def answers(self, test: Any, *, ood: Any = None) -> Answers:
+        """What a profile is for, in plain words: is the last layer enough, what could be pruned, is it the prior? …"""
+        return answers(self.posterior, test, ood=ood)
 
     @property
     def residual(self) -> float:

@@ -1,0 +1,86 @@
+"""Answers in words, with the numbers that the tables give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.comparison import assert_close, fitted
+from tests.reference.networks import ALL
+from whence.errors import BadData, BadOption, NotDefined, NothingSelected
+from whence.metrics import nll
+from whence.posteriors.restrict import restricted
+from whence.predictive.linearised import moments
+from whence.where.answers import answers
+
+
+def posterior_of(structure: str = "kron") -> tuple[whence.Laplace, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[2].weight[:, 1] = 0  # the first layer's unit 1 reaches nothing
+    x, y = torch.randn(80, 4).double(), torch.randint(3, (80,))
+    return whence.laplace(model, (x, y), likelihood="classification", structure=structure, progress=False), x, y
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "block", "ekfac"])
+def test_a_restricted_posterior_is_the_sum_of_its_layers(name: str, structure: str) -> None:
+    case = ALL[name](0)
+    posterior = fitted(case, structure=structure)
+    parts = moments(posterior, case.x, by_block=True).by_block
+    assert parts is not None
+    names = [b.name for b in posterior.blocks]
+    some = restricted(posterior, names[::2])
+    assert_close(moments(some, case.x).cov, sum(parts[::2]))
+    assert set(some.variance()) == {p.name for b in posterior.blocks[::2] for p in b.params}
+    assert_close(moments(posterior, case.x).cov, sum(parts))
+
+
+def test_what_cannot_be_restricted_is_refused() -> None:
+    posterior, _, _ = posterior_of("full")
+    with pytest.raises(NotDefined, match="layers="):
+        restricted(posterior, ["0"])
+    posterior, _, _ = posterior_of()
+    with pytest.raises(BadOption, match="unknown layer"):
+        restricted(posterior, ["9"])
+    with pytest.raises(NothingSelected):
+        restricted(posterior, [])
+
+
+def test_answers_hold_the_numbers_of_the_tables() -> None:
+    posterior, x, y = posterior_of()
+    found = answers(posterior, (x, y), ood=5 * x)
+    by_question = {a.question.split()[0] + a.question.split()[1]: a for a in found.items}
+    rows = {row.name: row for row in posterior.where(x).layers}
+    last = by_question["Isit"]
+    assert last.numbers["share"] == pytest.approx(rows["4"].variance_share)
+    assert last.numbers["explained"] == pytest.approx(rows["4"].explained)
+    alone = restricted(posterior, ["4"]).predict(x)
+    assert last.numbers["last_layer"]["nll"] == pytest.approx(float(nll(alone, y, resamples=0)))
+    fewest = by_question["Whichlayers"] if "cover" in by_question["Whichlayers"].question else found.items[1]
+    assert fewest.numbers["share"] >= 0.95
+    kept = sorted(fewest.numbers["layers"], key=lambda n: rows[n].variance_share)
+    assert fewest.numbers["share"] - rows[kept[0]].variance_share < 0.95, "none of them could be left out"
+    unidentified = next(a for a in found.items if "unidentified" in a.question)
+    assert 1 in unidentified.numbers["units"]["0"] and "1 in '0'" in unidentified.words
+    elsewhere = found.items[-1]
+    outside = posterior.where(5 * x).layers
+    assert elsewhere.numbers["explained_outside"] == pytest.approx([row.explained for row in outside])
+    prior = next(a for a in found.items if "prior" in a.question)
+    assert 0 <= prior.numbers["moved"] <= 1 and "%" in prior.words
+    assert len(str(found).splitlines()) > 9 and len(found.to_dict()) == len(found.items)
+
+
+def test_correlated_layers_and_regression_get_what_is_defined() -> None:
+    posterior, x, y = posterior_of("full")
+    assert all("last layer" not in a.question for a in answers(posterior, (x, y)).items)
+    target = x[:, :1] ** 2
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    regression = whence.laplace(network, (x, target), likelihood="regression", progress=False)
+    first = answers(regression, (x, target), ood=(3 * x, target)).items[0]
+    assert {"nll", "rmse", "ood_auroc"} <= set(first.numbers["whole"])
+    with pytest.raises(BadData, match="pair"):
+        answers(posterior, x)
