@@ -25,8 +25,11 @@ from whence.priors import Prior
 if TYPE_CHECKING:
     from whence import metrics, zoo
     from whence.where.compact import compact
+    from whence.where.detectors import compare_detectors, detectors
+    from whence.where.novelty import Novelty, novelty
     from whence.where.prune import prune
     from whence.where.prune_curve import PruneCurve, prune_curve
+    from whence.where.reference import Reference, reference_of
     from whence.where.track import Track, track
 
 __all__ = [
@@ -37,21 +40,27 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Laplace",
     "Likelihood",
+    "Novelty",
     "Poisson",
     "Posterior",
     "Prior",
     "PruneCurve",
+    "Reference",
     "Track",
     "WeightPosterior",
     "__version__",
     "compact",
+    "compare_detectors",
+    "detectors",
     "errors",
     "laplace",
     "load",
     "merge",
     "metrics",
+    "novelty",
     "prune",
     "prune_curve",
+    "reference_of",
     "subnetwork",
     "track",
     "zoo",
@@ -59,6 +68,12 @@ __all__ = [
 
 
 _LATER = {
+    "Novelty": "where.novelty",
+    "Reference": "where.reference",
+    "compare_detectors": "where.detectors",
+    "detectors": "where.detectors",
+    "novelty": "where.novelty",
+    "reference_of": "where.reference",
     "PruneCurve": "where.prune_curve",
     "Track": "where.track",
     "compact": "where.compact",

@@ -28,6 +28,7 @@ from whence.linalg.structures import KINDS
 from whence.posteriors.laplace import Laplace
 from whence.posteriors.search import Tuning
 from whence.priors import PriorPrecision
+from whence.where.reference import Reference
 
 FORMAT = 1
 
@@ -49,6 +50,8 @@ def save(posterior: Laplace, path: str | Path) -> None:
         tensors.update({f"prior_mean.{n}": v for n, v in posterior.prior_mean.items()})
     if posterior.curvature.keep is not None:
         tensors["keep"] = posterior.curvature.keep
+    if posterior.reference is not None:
+        tensors["reference"] = posterior.reference.unexplained
     decompositions = _decompositions(posterior, tensors)
     meta = {
         "format": FORMAT,
@@ -68,6 +71,7 @@ def save(posterior: Laplace, path: str | Path) -> None:
         "data_scale": posterior.data_scale,
         "damping": posterior.damping,
         "tuning": None if posterior.tuning is None else posterior.tuning.to_dict(),
+        "reference": _reference_meta(posterior.reference),
         "decompositions": decompositions,
         "layouts": _layouts(posterior),
     }
@@ -160,11 +164,29 @@ def _rebuilt(
         data_scale=meta["data_scale"],
         damping=meta["damping"],
         tuning=None if meta["tuning"] is None else Tuning.from_dict(meta["tuning"]),
+        reference=_reference(meta, tensors, blocks, network),
     )
     for index, kind, fields in meta["decompositions"]:
         values = {k: tensors[f"spectral.{index}.{k}"] for k in fields}
         posterior._decompositions[(index, None)] = getattr(spectra, kind)(**values)
     return posterior
+
+
+def _reference(
+    meta: dict[str, Any], tensors: dict[str, Tensor], blocks: list[Block], network: Network
+) -> Reference | None:
+    if meta.get("reference") is None:
+        return None
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["reference"].items()}
+    names = tuple(b.name for b in blocks)
+    return Reference(names=names, unexplained=tensors["reference"].double().cpu(), network=network.hash, **plain)
+
+
+def _reference_meta(reference: Reference | None) -> dict[str, Any] | None:
+    """Its plain fields; the numbers are a tensor, names and network those of the posterior."""
+    if reference is None:
+        return None
+    return {k: v for k, v in vars(reference).items() if k not in ("names", "unexplained", "network")}
 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -28,6 +28,7 @@ from whence.priors import PriorPrecision
 
 if TYPE_CHECKING:
     from whence.posteriors.search import Tuning
+    from whence.where.reference import Reference
     from whence.where.table import Where
 
 COVARIANCE_LIMIT = 2 * 2**30  # bytes
@@ -55,6 +56,7 @@ class Laplace(WeightPosterior):
     data_scale: float = 1.0
     damping: str = "exact"
     tuning: Tuning | None = None
+    reference: Reference | None = field(default=None, repr=False)  # what novelty is held against, from tuning
     probe: tuple[Inputs, Tensor] | None = field(default=None, repr=False)
     _decompositions: dict[Any, Spectral] = field(default_factory=dict, repr=False)
 
@@ -284,11 +286,16 @@ class Laplace(WeightPosterior):
 
         ``data_scale="auto"`` leaves the scale alone unless another one is better on the validation data by more than
         two standard errors; ``True`` takes the best, ``False`` never moves it. The result keeps its trace in
-        ``.tuning``.
+        ``.tuning``, and with validation data the ``.reference`` that novelty is held against.
         """
         from whence.posteriors.tuning import tune
 
-        return tune(self, data, per_layer, method, data_scale, num_samples, generator, progress)
+        tuned = tune(self, data, per_layer, method, data_scale, num_samples, generator, progress)
+        if data is None:
+            return tuned
+        from whence.where.keeping import with_reference
+
+        return with_reference(tuned, data)
 
     # More data
 

@@ -118,4 +118,4 @@ def with_more(posterior: Laplace, curvature: Curvature) -> Laplace:
         and mine.record.noise != curvature.record.noise
     ):
         curvature = curvature.with_noise(mine.record.noise)
-    return replace(posterior, curvature=mine.merged(curvature), tuning=None, _decompositions={})
+    return replace(posterior, curvature=mine.merged(curvature), tuning=None, reference=None, _decompositions={})

@@ -34,5 +34,6 @@ def restricted(posterior: Laplace, layers: Sequence[str]) -> Laplace:
         prior=PriorPrecision({n: v for n, v in posterior.prior.values.items() if n in parameters}),
         prior_mean={n: v for n, v in mean.items() if n in parameters} if isinstance(mean, dict) else mean,
         tuning=None,
+        reference=None,
         _decompositions={(place[i], r): s for (i, r), s in posterior._decompositions.items() if i in place},
     )
