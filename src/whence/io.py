@@ -177,7 +177,7 @@ def _reference(
 ) -> Reference | None:
     if meta.get("reference") is None:
         return None
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["reference"].items()}
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["reference"].items()}
     names = tuple(b.name for b in blocks)
     return Reference(names=names, unexplained=tensors["reference"].double().cpu(), network=network.hash, **plain)
 

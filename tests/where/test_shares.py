@@ -129,6 +129,7 @@ def test_a_dead_unit_stays_unidentified() -> None:
         identified = torch.as_tensor(units["identified"])
         assert int(identified.argmin()) == 2 and float(identified[2]) < 1e-9
         assert float(units["variance_share"][2]) == pytest.approx(0, abs=1e-12)
+        assert float(units["explained"][2]) == 0
 
 
 def test_mean_identified_is_mackays() -> None:

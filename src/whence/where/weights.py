@@ -79,5 +79,6 @@ def unit_table(
         tiny = torch.finfo(torch.float64).tiny
         columns["variance_share"] = found.variance / max(total, tiny)
         columns["prior_share"] = found.prior / max(prior_total, tiny)
-        columns["explained"] = 1 - found.variance / found.prior.clamp(min=tiny)
+        known = 1 - found.variance / found.prior.clamp(min=tiny)
+        columns["explained"] = torch.where(found.prior > 0, known, 0.0)  # a unit that reaches nothing explains nothing
     return Table(columns, f"a unit is a {units.kind} of {block.name}")
