@@ -80,5 +80,6 @@ def unit_table(
         columns["variance_share"] = found.variance / max(total, tiny)
         columns["prior_share"] = found.prior / max(prior_total, tiny)
         known = 1 - found.variance / found.prior.clamp(min=tiny)
-        columns["explained"] = torch.where(found.prior > 0, known, 0.0)  # a unit that reaches nothing explains nothing
+        reaches = found.prior > 1e-14 * prior_total  # a unit that reaches nothing explains nothing
+        columns["explained"] = torch.where(reaches, known, 0.0)
     return Table(columns, f"a unit is a {units.kind} of {block.name}")
