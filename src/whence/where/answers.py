@@ -80,10 +80,12 @@ def answers(posterior: Laplace, test: Any, *, ood: Any = None) -> Answers:
 
 def _quality(posterior: Laplace, x: Any, y: Tensor, novel: Any) -> dict[str, float]:
     """NLL, ECE or RMSE, AUROC against novel inputs, and the seconds of the prediction."""
-    posterior.predict(x[:1] if isinstance(x, Tensor) else x)  # decompositions are not part of the time
-    start = time.perf_counter()
-    prediction = posterior.predict(x)
-    scores = {"seconds": time.perf_counter() - start, "nll": float(nll(prediction, y, resamples=0))}
+    times = []
+    for _ in range(3):  # the first decomposes, the others are timed
+        start = time.perf_counter()
+        prediction = posterior.predict(x)
+        times.append(time.perf_counter() - start)
+    scores = {"seconds": min(times[1:]), "nll": float(nll(prediction, y, resamples=0))}
     if posterior.likelihood.task == "classification":
         scores["ece"] = float(ece(prediction, y, resamples=0))
     elif hasattr(prediction, "mean"):
