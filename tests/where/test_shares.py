@@ -95,7 +95,10 @@ def test_information_is_half_the_trace_with_the_output_hessian(name: str) -> Non
 def test_the_prior_alone_explains_nothing() -> None:
     case = ALL["mlp"](0)
     posterior = fitted(case).with_data_scale(1e-12)
-    assert all(abs(row.explained) < 1e-6 for row in posterior.where(case.x).layers)
+    where = posterior.where(case.x)
+    assert all(abs(row.explained) < 1e-6 for row in where.layers)
+    assert where.drowned and "with_prior" in str(where)
+    assert not fitted(case, prior_precision=1e-3).where(case.x).drowned
 
 
 def test_one_example_seen_many_times_is_explained() -> None:

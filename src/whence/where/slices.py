@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import Data
+from whence.batches import Batch, Data
 from whence.curvature.blocks import Block
 from whence.errors import BadOption
 from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral
@@ -26,25 +26,28 @@ STEPS = (-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
 def slices(posterior: Laplace, data: Any, steps: Sequence[float] = STEPS, seed: int = 0) -> Table:
     """Along the directions of largest, smallest and random curvature of every layer.
 
-    ``step`` is in posterior standard deviations of the direction. ``loss`` is the summed negative log joint there less
-    that at the trained weights, ``gaussian`` what the posterior says: ½ step². Where the two part, it is not Gaussian.
+    ``step`` is in posterior standard deviations of the direction. ``loss`` is the summed negative log likelihood there
+    less that at the trained weights and less its slope there; ``gaussian`` is what the curvature says, ½ t² vᵀ s H v.
+    Where the two part inside the range that the posterior thinks plausible, it is not Gaussian.
     """
     network = posterior.network
     loader = Data(data, network.device, network.dtype, "data")
     loader.require_passes(2, "slices")
     if not steps:
         raise BadOption("slices need steps; leave them out for −3 to 3 standard deviations.")
-    rows: dict[str, list[Any]] = {k: [] for k in ("name", "direction", "curvature", "step", "loss", "gaussian")}
-    start = _joint(posterior, loader, {})
+    names = ("name", "direction", "curvature", "step", "loss", "gaussian", "slope")
+    rows: dict[str, list[Any]] = {k: [] for k in names}
+    start, gradient = _loss(posterior, loader, {}), _gradient(posterior, loader)
     for gaussian, blocks in posterior.gaussians():
         name = blocks[0].name if len(blocks) == 1 else "all layers"
         for kind, curvature, native in _directions(gaussian, seed):
-            flat = gaussian.whiten(native)
-            precision = float((native * _precise(gaussian, native)).sum())
+            std = 1 / math.sqrt(float((native * _precise(gaussian, native)).sum()))
+            one = _as_parameters(posterior, blocks, gaussian.whiten(native) * std)
+            slope = sum(float((gradient[n] * v.double()).sum()) for n, v in one.items())
             for step in steps:
-                moved = _moved(posterior, blocks, flat * (step / math.sqrt(precision)))
-                loss = _joint(posterior, loader, moved) - start
-                values = (name, kind, curvature, float(step), loss, 0.5 * step**2)
+                moved = {n: network.params[n] + step * v.to(network.params[n]) for n, v in one.items()}
+                loss = _loss(posterior, loader, moved) - start - step * slope
+                values = (name, kind, curvature, float(step), loss, 0.5 * (step * std) ** 2 * curvature, slope)
                 for key, value in zip(rows, values, strict=True):
                     rows[key].append(value)
     return Table(rows)
@@ -85,38 +88,42 @@ def _eigenvector(spectral: Any, index: int) -> Tensor:
     return spectral.vectors[:, index]
 
 
-def _moved(posterior: Laplace, blocks: list[Block], native: Tensor) -> dict[str, Tensor]:
-    """Trained weights plus a step, by parameter name."""
-    single = len(blocks) == 1
-    flat = blocks[0].to_flat(native) if single and not posterior.curvature.joint else native
+def _as_parameters(posterior: Laplace, blocks: list[Block], native: Tensor) -> dict[str, Tensor]:
+    """A native vector by parameter name."""
+    flat = native if posterior.curvature.joint else blocks[0].to_flat(native)
     found: dict[str, Tensor] = {}
     for block, part in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
-        for name, step in block.scatter(part).items():
-            weight = posterior.network.params[name]
-            found[name] = weight + step.to(weight)
+        found |= block.scatter(part)
     return found
 
 
-def _joint(posterior: Laplace, loader: Data, moved: dict[str, Tensor]) -> float:
-    """−log p(D, θ), up to a constant; the likelihood counted as often as the posterior counts it."""
-    network, likelihood = posterior.network, posterior.likelihood
+def _loss(posterior: Laplace, loader: Data, moved: dict[str, Tensor]) -> float:
+    """Σ −log p(y | θ), counted as often as the posterior counts the data."""
     loss, seen = 0.0, 0
     for batch in loader:
-        outputs = network.functional(moved, batch.inputs) if moved else network(batch.inputs)
-        targets = likelihood.check(outputs, batch.targets, batch.index)
-        loss += float(likelihood.nll(outputs, targets).double().sum())
-        seen += len(outputs)
-    counted = posterior.data_scale * posterior.record.data_size / seen
-    return counted * loss + _penalty(posterior, moved)
+        values = _losses(posterior, batch, moved)
+        loss += float(values.double().sum())
+        seen += len(values)
+    return loss * posterior.data_scale * posterior.record.data_size / seen
 
 
-def _penalty(posterior: Laplace, moved: dict[str, Tensor]) -> float:
-    total = 0.0
-    mean = posterior.prior_mean
-    for block in posterior.blocks:
-        for p in block.params:
-            theta = moved.get(p.name, posterior.network.params[p.name]).double()
-            centre = mean[p.name].to(theta) if isinstance(mean, dict) else mean
-            precision = posterior.prior.flat([p]).double().reshape(p.shape).to(theta.device)
-            total += 0.5 * float((precision * (theta - centre).square()).sum())
-    return total
+def _losses(posterior: Laplace, batch: Batch, params: dict[str, Tensor]) -> Tensor:
+    outputs = posterior.network.functional(params, batch.inputs) if params else posterior.network(batch.inputs)
+    return posterior.likelihood.nll(outputs, posterior.likelihood.check(outputs, batch.targets, batch.index))
+
+
+def _gradient(posterior: Laplace, loader: Data) -> dict[str, Tensor]:
+    """Of that loss at the trained weights, by parameter name, in float64."""
+    leaves = {n: posterior.network.params[n].detach().clone().requires_grad_() for n in posterior.names()}
+    total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
+    seen = 0
+    for batch in loader:
+        with torch.enable_grad():
+            values = _losses(posterior, batch, leaves)
+            found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
+        for name, value in zip(leaves, found, strict=True):
+            if value is not None:
+                total[name] += value.double()
+        seen += len(values)
+    factor = posterior.data_scale * posterior.record.data_size / seen
+    return {n: factor * g for n, g in total.items()}

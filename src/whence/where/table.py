@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
 
+DROWNED = (
+    "The prior is so strong that the data explain less than 1 % of this variance: the shares repeat the prior's. Ask a "
+    "posterior with a weaker one: posterior.with_prior(…).where(x)."
+)
+
+
 @dataclass(frozen=True)
 class LayerRow:
     """One layer. Shares are there only if inputs were given."""
@@ -139,7 +145,16 @@ class Where:
         shown = [name for name in shown if name not in ("identified_q05", "identified_q50", "identified_q95")]
         heads = {"parameters": "weights", "effective_parameters": "effective", "signal_to_noise": "snr"}
         rows = [[number(getattr(row, name)) for name in shown] for row in self.layers]
-        return text([heads.get(name, name) for name in shown], rows, left=2)
+        table = text([heads.get(name, name) for name in shown], rows, left=2)
+        return f"{table}\n{DROWNED}" if self.drowned else table
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the prior is so strong that the data explain next to nothing of these inputs' variance."""
+        if self.split is None:
+            return False
+        found = self.split[0]
+        return float(1 - found.variance.sum() / max(float(found.prior.sum()), 1e-300)) < 0.01
 
     def _block(self, layer: str) -> Block:
         names = [b.name for b in self.posterior.blocks]
