@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -121,7 +122,7 @@ class Block:
             return self.form.unpack(native)
         return native
 
-    def gather(self, values: dict[str, Tensor]) -> Tensor:
+    def gather(self, values: Mapping[str, Tensor]) -> Tensor:
         """Parameters [..., *shape] → one vector [..., P]."""
         flat = []
         for p in self.params:

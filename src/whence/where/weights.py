@@ -63,7 +63,7 @@ def unit_table(
 ) -> Table:
     """One row for each unit; with shares of the network's whole variance if they are given."""
     variance = variance_of(posterior, block)
-    mean = block.gather(posterior.mean()).double().cpu()
+    mean = block.gather(posterior.network.params).detach().double().cpu()
     units = units_of(posterior.network, block)
     counts = units.total(torch.ones_like(variance))
     identified = units.total(identified_of(posterior, block, variance))
