@@ -62,6 +62,7 @@ class Where:
     inputs: Any = field(default=None, repr=False)
     measure: Measure = "variance"
     split: tuple[Shares, dict[str, UnitShares]] | None = field(default=None, repr=False)  # by layer, by unit
+    variances: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of every weight, by layer
 
     def to_pandas(self) -> Any:
         """The layer table as a ``pandas.DataFrame``."""
@@ -80,13 +81,15 @@ class Where:
         """
         block = self._block(layer)
         if self.split is None:
-            return unit_table(self.posterior, block)
+            return unit_table(self.posterior, block, self.variances[layer])
         found, by_unit = self.split
-        return unit_table(self.posterior, block, by_unit[layer], float(found.variance.sum()), float(found.prior.sum()))
+        totals = float(found.variance.sum()), float(found.prior.sum())
+        return unit_table(self.posterior, block, self.variances[layer], by_unit[layer], *totals)
 
     def weights(self, layer: str) -> Table:
         """One row for each weight of a layer: value, standard deviation, identified, signal to noise."""
-        return weight_table(self.posterior, self._block(layer))
+        block = self._block(layer)
+        return weight_table(self.posterior, block, self.variances[layer])
 
     def by_input(self) -> Table:
         """One row for each input and layer."""
@@ -172,9 +175,11 @@ def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
     one_of(measure, ("variance", "information"), "measure")
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
-    rows = [_row(posterior, block, variance) for block, variance in _variances(posterior)]
+    spread = posterior.variance()
+    variances = {block.name: block.gather(spread).double().cpu() for block in posterior.blocks}
+    rows = [_row(posterior, block, variances[block.name]) for block in posterior.blocks]
     if x is None:
-        return Where(rows, posterior)
+        return Where(rows, posterior, variances=variances)
     x = from_numpy(x)
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # read once, asked many times
@@ -185,12 +190,7 @@ def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
         replace(row, variance_share=v / total, prior_share=p / prior_total, explained=1 - v / p if p else 0.0)
         for row, v, p in zip(rows, parts.tolist(), prior.tolist(), strict=True)
     ]
-    return Where(rows, posterior, x, measure, split)
-
-
-def _variances(posterior: Laplace) -> list[tuple[Block, Tensor]]:
-    variance = posterior.variance()
-    return [(block, block.gather(variance).double().cpu()) for block in posterior.blocks]
+    return Where(rows, posterior, x, measure, split, variances)
 
 
 def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:

@@ -32,9 +32,8 @@ def variance_of(posterior: Laplace, block: Block) -> Tensor:
     return block.to_flat(gaussian.variance()).double().cpu()
 
 
-def weight_table(posterior: Laplace, block: Block) -> Table:
+def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
     """One row for each weight, in the block's order."""
-    variance = variance_of(posterior, block)
     mean = block.gather(posterior.mean()).double().cpu()
     units = units_of(posterior.network, block)
     names, places = [], []
@@ -57,12 +56,12 @@ def weight_table(posterior: Laplace, block: Block) -> Table:
 def unit_table(
     posterior: Laplace,
     block: Block,
+    variance: Tensor,
     found: UnitShares | None = None,
     total: float = 0.0,
     prior_total: float = 0.0,
 ) -> Table:
     """One row for each unit; with shares of the network's whole variance if they are given."""
-    variance = variance_of(posterior, block)
     mean = block.gather(posterior.network.params).detach().double().cpu()
     units = units_of(posterior.network, block)
     counts = units.total(torch.ones_like(variance))
