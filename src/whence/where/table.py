@@ -143,6 +143,46 @@ class Where:
         off = [abs(float(by_unit[name].variance.sum() - total)) for name, total in zip(found.names, sums, strict=True)]
         return max(off) / max(float(sums.sum()), torch.finfo(torch.float64).tiny)
 
+    def plot_shares(self, ax: Any = None) -> Any:
+        """Shares beside those of the prior, and explained, along the network. A matplotlib figure, as all pictures."""
+        return _figures().shares(self, ax=ax)
+
+    def plot_distributions(self, of: str = "std", ax: Any = None) -> Any:
+        """The posterior standard deviations (or ``identified``, ``signal_to_noise``) of each layer's weights."""
+        return _figures().distributions(self, of, ax=ax)
+
+    def plot_units(self, layer: str, most: int = 40, ax: Any = None) -> Any:
+        """The units of a layer."""
+        return _figures().units(self, layer, most, ax=ax)
+
+    def plot_weights(self, layer: str, of: str = "std", shape: Any = None, most: int = 25, ax: Any = None) -> Any:
+        """The weights of a layer as maps: pixels for a first layer on images, tiles for filters."""
+        return _figures().weight_maps(self, layer, of, shape, most, ax=ax)
+
+    def plot_classes(self, labels: Tensor | Sequence[int] | None = None, ax: Any = None) -> Any:
+        """Explained and shares by class and layer."""
+        return _figures().classes(self.by_class(labels), ax=ax)
+
+    def plot_magnitude(self, layer: str | None = None, ax: Any = None) -> Any:
+        """Size of the weight against its uncertainty."""
+        return _figures().magnitude(self, layer, ax=ax)
+
+    def plot_spectrum(self, ax: Any = None) -> Any:
+        """Eigenvalues of every layer's curvature beside the prior precision."""
+        return _figures().spectrum(self, ax=ax)
+
+    def plot_slices(self, data: Any, ax: Any = None) -> Any:
+        """The true loss along directions of weight space beside the Gaussian's."""
+        return _figures().slices(self.slices(data), ax=ax)
+
+    def plot_activations(self, ax: Any = None) -> Any:
+        """How much each layer's output spreads under draws."""
+        return _figures().activations(self.activations, ax=ax)
+
+    def plot_sensitivity(self, factors: Sequence[float] = (0.1, 1.0, 10.0), ax: Any = None) -> Any:
+        """Shares and explained under other priors."""
+        return _figures().sensitivity(self.sensitivity(factors), ax=ax)
+
     def __str__(self) -> str:
         shown = [f.name for f in fields(LayerRow) if any(getattr(r, f.name) is not None for r in self.layers)]
         shown = [name for name in shown if name not in ("identified_q05", "identified_q50", "identified_q95")]
@@ -167,6 +207,13 @@ class Where:
         if self.split is None:
             raise BadOption(f"{what} is of inputs: ask posterior.where(x).")
         return self.split
+
+
+def _figures() -> Any:
+    """The pictures, which stand in a room below: fetched when asked for."""
+    from whence.report import figures
+
+    return figures
 
 
 @torch.inference_mode(False)
