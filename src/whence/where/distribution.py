@@ -13,7 +13,7 @@ from whence.curvature.units import units_of
 from whence.errors import one_of
 from whence.where.ranks import cliffs_delta, kruskal, spearman
 from whence.where.tabular import Table
-from whence.where.weights import identified_of, variance_of
+from whence.where.weights import identified_of, thinned, variance_of
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -55,14 +55,14 @@ def differences(posterior: Laplace, of: Quantity = "std") -> Differences:
     """Do layers differ, and units inside a layer?"""
     one_of(of, ("std", "identified", "signal_to_noise"), "quantity")
     values = {b.name: quantity_of(posterior, b, of) for b in posterior.blocks}
-    thinned = {name: _thinned(v) for name, v in values.items()}
+    some = {name: thinned(v, MOST) for name, v in values.items()}
     pairs: dict[str, list[Any]] = {key: [] for key in ("first", "second", "first_median", "second_median", "delta")}
     names = list(values)
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
             row = (
                 first, second, float(values[first].median()), float(values[second].median()),
-                cliffs_delta(thinned[first], thinned[second]),
+                cliffs_delta(some[first], some[second]),
             )  # fmt: skip
             for key, value in zip(pairs, row, strict=True):
                 pairs[key].append(value)
@@ -72,7 +72,7 @@ def differences(posterior: Laplace, of: Quantity = "std") -> Differences:
         h, effect = _between_units(values[block.name], units.of_weight, units.count)
         for key, value in zip(inside, (block.name, units.count, h, effect), strict=True):
             inside[key].append(value)
-    overall = kruskal(list(thinned.values()))[1]
+    overall = kruskal(list(some.values()))[1]
     return Differences(of, Table(pairs), Table(inside), overall)
 
 
@@ -82,10 +82,6 @@ def _between_units(values: Tensor, unit: Tensor, count: int) -> tuple[float, flo
     order = unit.argsort(stable=True)
     sizes = [n for n in torch.bincount(unit, minlength=count).tolist() if n]
     return kruskal(values[order].split(sizes))
-
-
-def _thinned(values: Tensor) -> Tensor:
-    return values[:: -(-len(values) // MOST)]
 
 
 def magnitude(posterior: Laplace) -> Table:

@@ -22,12 +22,13 @@ from whence.where.shares import Measure, Shares, UnitShares, shares_with_units
 from whence.where.slices import STEPS, slices
 from whence.where.spectrum import spectra
 from whence.where.tabular import Table, number
-from whence.where.weights import identified_of, unit_table, weight_table
+from whence.where.weights import identified_of, thinned, unit_table, weight_table
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
 
+QUANTILES_OF = 100_000  # weights: enough for the quantiles of a table
 DROWNED = (
     "The prior is so strong that the data explain less than 1 % of this variance: the shares repeat the prior's. Ask a "
     "posterior with a weaker one: posterior.with_prior(…).where(x)."
@@ -242,7 +243,7 @@ def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
 
 def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
     identified = identified_of(posterior, block, variance)
-    q = torch.quantile(_thinned(identified), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
+    q = torch.quantile(thinned(identified, QUANTILES_OF), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
     weights = block.gather(posterior.network.params).detach().double().cpu()
     return LayerRow(
         name=block.name,
@@ -256,9 +257,3 @@ def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
         effective_parameters=float(identified.sum()),
         signal_to_noise=float((weights.square() / variance).mean().sqrt()),
     )
-
-
-def _thinned(values: Tensor, limit: int = 100_000) -> Tensor:
-    """At most ``limit`` of the values, evenly spaced: enough for quantiles of a table."""
-    step = -(-len(values) // limit)
-    return values[::step]

@@ -24,6 +24,11 @@ def identified_of(posterior: Laplace, block: Block, variance: Tensor) -> Tensor:
     return 1 - variance * posterior.prior.flat(list(block.params)).double().cpu()
 
 
+def thinned(values: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` of the values, evenly spaced."""
+    return values[:: -(-len(values) // limit)]
+
+
 def variance_of(posterior: Laplace, block: Block) -> Tensor:
     """Posterior variance of each weight, [P] in float64 on the CPU."""
     if posterior.curvature.joint:

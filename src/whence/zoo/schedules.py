@@ -62,47 +62,43 @@ class Milestones(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
-    """Up from 0 in ``warmup`` epochs, then half a cosine down to ``final``."""
+class _Decay(Schedule):
+    """Up from 0 in ``warmup`` epochs, then down to ``final`` by the end."""
 
     warmup: float = 0.0
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup, self.final)
+        if self.warmup < 0 or not 0 <= self.final <= 1:
+            raise BadOption(
+                f"warmup={self.warmup} epochs and final={self.final} of the rate: 0 or more, and 0 to 1, are expected."
+            )
 
     def factor(self, epoch: float, epochs: int) -> float:
-        part = _after_warmup(epoch, epochs, self.warmup)
-        if part < 0:
-            return 1 + part
-        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * part))
+        if epoch < self.warmup:
+            return epoch / self.warmup
+        done = min(1.0, (epoch - self.warmup) / max(epochs - self.warmup, 1e-9))
+        return self.final + (1 - self.final) * self._left(done)
+
+    @abstractmethod
+    def _left(self, done: float) -> float:
+        """From 1 to 0 as ``done`` goes from 0 to 1."""
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
+class Cosine(_Decay):
+    """Up from 0 in ``warmup`` epochs, then half a cosine down to ``final``."""
+
+    def _left(self, done: float) -> float:
+        return 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Linear(_Decay):
     """Up from 0 in ``warmup`` epochs, then in a straight line down to ``final``."""
 
-    warmup: float = 0.0
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_warmup(self.warmup, self.final)
-
-    def factor(self, epoch: float, epochs: int) -> float:
-        part = _after_warmup(epoch, epochs, self.warmup)
-        return 1 + part if part < 0 else 1 - (1 - self.final) * part
-
-
-def _check_warmup(warmup: float, final: float) -> None:
-    if warmup < 0 or not 0 <= final <= 1:
-        raise BadOption(f"warmup={warmup} epochs and final={final} of the rate: 0 or more, and 0 to 1, are expected.")
-
-
-def _after_warmup(epoch: float, epochs: int, warmup: float) -> float:
-    """From −1 to 0 while it warms up, then from 0 to 1."""
-    if epoch < warmup:
-        return epoch / warmup - 1
-    return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
+    def _left(self, done: float) -> float:
+        return 1 - done
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
