@@ -16,6 +16,7 @@ from tests.reference.networks import ALL
 from whence import zoo
 from whence.curvature.units import units_of
 from whence.errors import BadData, BadOption, NotDefined
+from whence.where.connections import connection_shares, connections_of
 
 STRUCTURES = ["kron", "ekfac", "diag", "block", "full", "lowrank"]
 
@@ -64,6 +65,47 @@ def test_blocks_and_units_are_those_of_brute_force(name: str, structure: str) ->
     assert where.residual < 1e-9
     assert sum(row.variance_share for row in where.layers) == pytest.approx(1, abs=1e-9)
     assert sum(row.prior_share for row in where.layers) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("structure", "prior"),
+    [(s, 0.7) for s in ("kron", "ekfac", "diag", "full")] + [("kron", whence.Prior(weight=2.0, bias=0.1))],
+)
+@pytest.mark.parametrize("name", ALL)
+def test_connections_are_those_of_brute_force(name: str, structure: str, prior: float | whence.Prior) -> None:
+    case = ALL[name](1)
+    posterior = fitted(case, structure=structure, prior_precision=prior)
+    if len(posterior.record.output_shape) != 1:
+        return
+    wanted, places = by_weight(posterior, case).sum(0), weight_places(posterior)
+    chosen = {b.name: list(range(0, units_of(posterior.network, b).count, 2)) for b in posterior.blocks}
+    found = connection_shares(posterior, case.x, chosen)
+    for block in posterior.blocks:
+        units = units_of(posterior.network, block)
+        index = connections_of(block, units)
+        if index is None:
+            assert block.name not in found
+            continue
+        cell = units.of_weight * index.count + index.of_weight
+        expected = torch.zeros(units.count * index.count, dtype=torch.float64)
+        expected = expected.index_add(0, cell, wanted[places[block.name]]).reshape(units.count, -1)[chosen[block.name]]
+        assert_close(found[block.name].variance, expected, 1e-8, 1e-10 * float(wanted.sum()))
+
+
+def test_a_connection_is_a_kernel_or_a_weight_or_the_bias() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    x, y = torch.randn(20, 2, 4, 4).double(), torch.randint(3, (20,))
+    where = whence.laplace(model, (x, y), likelihood="classification", progress=False).where(x)
+    table = where.connections("0", [1, 2])
+    assert list(table["connection"]) == ["channel 0", "channel 1", "bias"] * 2
+    assert table["unit"].tolist() == [1] * 3 + [2] * 3
+    for unit in (1, 2):
+        mine = table["variance_share"][table["unit"] == unit].sum()
+        assert float(mine) == pytest.approx(float(where.units("0")["variance_share"][unit]), rel=1e-9)
+    assert where.connections("3")["connection"][:13] == [f"input {i}" for i in range(12)] + ["bias"]
+    with pytest.raises(BadOption, match=r"0\.\.2"):
+        where.connections("0", [3])
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])

@@ -172,7 +172,7 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
     spectral = gaussian.spectral
     turning = spectral if isinstance(spectral, KroneckerSpectral) else None
     parts = grads.parts(block)
-    half = _ratio_columns(gaussian, block)
+    half = ratio_columns(gaussian, block)
     if is_unshared(parts, form.pairs) and (half is None or half.dim() == 1):
         (part,) = parts
         a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
@@ -180,11 +180,11 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
         if turning is not None:
             return Unshared((a @ turning.right).square(), times(g, turning.left), None, turning.left, g)
         return Unshared(a.square(), g, block)
-    native = _shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
+    native = shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
     return Rows(native.flatten(2), basis=turning) if turning is not None else Rows(form.unpack(native))
 
 
-def _ratio_columns(gaussian: BlockGaussian, block: Block) -> Tensor | None:
+def ratio_columns(gaussian: BlockGaussian, block: Block) -> Tensor | None:
     """ratio^{-1/2} in matrix form: [D] for Kronecker structures, [E, O, D] for diagonal ones."""
     if gaussian.ratio is None:
         return None
@@ -194,7 +194,7 @@ def _ratio_columns(gaussian: BlockGaussian, block: Block) -> Tensor | None:
     return block.form.pack(gaussian.ratio).rsqrt()
 
 
-def _shared_rows(
+def shared_rows(
     parts: list[MatrixPart],
     native: tuple[int, int, int],
     grads: Gradients,

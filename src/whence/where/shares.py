@@ -68,7 +68,7 @@ def shares(posterior: Laplace, x: Any, measure: Measure = "variance") -> Shares:
     ``measure="information"`` takes ½ tr(Λ V), the mutual information to second order, instead of tr V.
     """
     variance, prior, outputs = [], [], []
-    for mean, grads in _pieces(posterior, x, measure):
+    for mean, grads in gradients(posterior, x, measure):
         by_block = [_both(posterior, g, blocks, grads) for g, blocks in posterior.gaussians()]
         variance.append(torch.cat([v for v, _ in by_block], 1))
         prior.append(torch.cat([p for _, p in by_block], 1))
@@ -85,7 +85,7 @@ def shares_with_units(
     units = {b.name: units_of(posterior.network, b) for b in posterior.blocks}
     sums: dict[str, Tensor] = {}
     variance, prior, outputs = [], [], []
-    for mean, grads in _pieces(posterior, x, measure):
+    for mean, grads in gradients(posterior, x, measure):
         rows_v, rows_p = [], []
         for gaussian, blocks in posterior.gaussians():
             both = _split(posterior, gaussian, blocks, grads, units)
@@ -101,7 +101,7 @@ def shares_with_units(
     return found, {name: UnitShares(units[name], *sums[name].cpu()) for name in names}
 
 
-def _pieces(posterior: Laplace, x: Any, measure: Measure) -> Iterator[tuple[Tensor, Gradients]]:
+def gradients(posterior: Laplace, x: Any, measure: Measure) -> Iterator[tuple[Tensor, Gradients]]:
     """Outputs [N, C] and gradients of the measure's columns, piece by piece."""
     one_of(measure, ("variance", "information"), "measure")
     if posterior.curvature.keep is not None:
@@ -140,7 +140,7 @@ def _split(
     posterior: Laplace, gaussian: BlockGaussian, blocks: list[Block], grads: Gradients, units: dict[str, Units]
 ) -> _Parts:
     if posterior.curvature.joint:
-        moved, alone = _elements(gaussian, blocks, grads)
+        moved, alone = elements(gaussian, blocks, grads)
         sizes = [b.size for b in blocks]
         found = {}
         for block, v, p in zip(blocks, moved.split(sizes, -1), alone.split(sizes, -1), strict=True):
@@ -156,7 +156,7 @@ def _both(posterior: Laplace, gaussian: BlockGaussian, blocks: list[Block], grad
     """tr V and tr V under the prior for every input, [N, b] each."""
     if not posterior.curvature.joint:
         return _traces(project(gaussian, blocks, grads, None), gaussian)
-    moved, alone = _elements(gaussian, blocks, grads)
+    moved, alone = elements(gaussian, blocks, grads)
     sizes = [b.size for b in blocks]
     return _by_block(moved, sizes), _by_block(alone, sizes)
 
@@ -167,7 +167,7 @@ def _traces(projection: Projection, gaussian: BlockGaussian) -> tuple[Tensor, Te
     return own.double().sum(1, keepdim=True), prior.double().sum(1, keepdim=True)
 
 
-def _elements(gaussian: BlockGaussian, blocks: list[Block], grads: Gradients) -> tuple[Tensor, Tensor]:
+def elements(gaussian: BlockGaussian, blocks: list[Block], grads: Gradients) -> tuple[Tensor, Tensor]:
     """Σ_k J_p (Σ Jᵀ)_p of every weight, under the posterior and the prior, [N, P] each."""
     every = slice(0, grads.recording.size)
     rows = torch.cat([grads.rows(b, every) for b in blocks], dim=-1)  # [K, N, P]

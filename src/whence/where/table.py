@@ -17,6 +17,7 @@ from whence.metrics.tables import text
 from whence.where import breakdown
 from whence.where.activations import activations
 from whence.where.answers import Answers, answers
+from whence.where.connections import connection_shares, connection_table
 from whence.where.distribution import Differences, differences, magnitude
 from whence.where.shares import Measure, Shares, UnitShares, shares_with_units
 from whence.where.slices import STEPS, slices
@@ -91,6 +92,23 @@ class Where:
         """One row for each weight of a layer: value, standard deviation, identified, signal to noise."""
         block = self._block(layer)
         return weight_table(self.posterior, block, self.variances[layer])
+
+    def connections(self, layer: str, units: Sequence[int] | None = None) -> Table:
+        """One row for each unit (or some of them) and each of its incoming connections, with its covariance share.
+
+        A connection is a weight of a Linear layer, a kernel of a convolution, the bias; see ``where/connections.py``.
+        The shares are of the whole network's variance: those of a unit's connections add up to the unit's.
+        """
+        found, by_unit = self._parts("connections")
+        block = self._block(layer)
+        count = by_unit[layer].units.count
+        chosen = list(range(count)) if units is None else list(units)
+        if not chosen or not all(0 <= u < count for u in chosen):
+            raise BadOption(f"units={chosen} must be some of the {count} units of {layer!r}: 0..{count - 1}.")
+        parts = connection_shares(self.posterior, self.inputs, {layer: chosen}, self.measure).get(layer)
+        if parts is None:
+            raise NotDefined(f"the rows of {block.kind} {layer!r} have no further parts; ask units({layer!r}).")
+        return connection_table(parts, float(found.variance.sum()), float(found.prior.sum()))
 
     def by_input(self) -> Table:
         """One row for each input and layer."""
