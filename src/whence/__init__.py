@@ -24,6 +24,7 @@ from whence.priors import Prior
 
 if TYPE_CHECKING:
     from whence import metrics, zoo
+    from whence.auditing import Audit, audit
     from whence.where.compact import compact
     from whence.where.detectors import compare_detectors, detectors
     from whence.where.novelty import Novelty, novelty
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from whence.where.track import Track, track
 
 __all__ = [
+    "Audit",
     "Bernoulli",
     "Categorical",
     "Custom",
@@ -49,6 +51,7 @@ __all__ = [
     "Track",
     "WeightPosterior",
     "__version__",
+    "audit",
     "compact",
     "compare_detectors",
     "detectors",
@@ -68,6 +71,8 @@ __all__ = [
 
 
 _LATER = {
+    "Audit": "auditing",
+    "audit": "auditing",
     "Novelty": "where.novelty",
     "Reference": "where.reference",
     "compare_detectors": "where.detectors",
@@ -85,7 +90,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     """Rooms that are entered only when asked for."""
-    if name in ("metrics", "zoo"):
+    if name in ("auditing", "metrics", "zoo"):
         return importlib.import_module(f"whence.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(f"whence.{_LATER[name]}"), name)

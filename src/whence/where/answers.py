@@ -53,19 +53,21 @@ class Answers:
         return [{"question": a.question, "words": a.words, "numbers": a.numbers} for a in self.items]
 
 
-def answers(posterior: Laplace, test: Any, *, ood: Any = None) -> Answers:
+def answers(posterior: Laplace, test: Any, *, ood: Any = None, profile: Laplace | None = None) -> Answers:
     """Is the last layer enough, and which layers are? What is unidentified? And for novel inputs? And the prior?
 
-    ``test`` is an (inputs, targets) pair; ``ood`` bare inputs, or a pair.
+    ``test`` is an (inputs, targets) pair; ``ood`` bare inputs, or a pair. ``profile`` is the posterior that shares are
+    of, where that is not the one that predicts.
     """
+    profile = posterior if profile is None else profile
     test = from_numpy(test)
     if not is_pair(test):
         raise BadData("test is a pair (inputs, targets) here; the answers compare predictions with targets.")
     x, y = test
     novel = None if ood is None else (ood[0] if is_pair(from_numpy(ood)) else from_numpy(ood))
-    inside = shares(posterior, x)
-    outside = None if novel is None else shares(posterior, novel)
-    found = [_unidentified(posterior), _prior(posterior, x, inside)]
+    inside = shares(profile, x)
+    outside = None if novel is None else shares(profile, novel)
+    found = [_unidentified(profile), _prior(profile, x, inside)]
     if not posterior.curvature.joint and len(posterior.blocks) > 1:
         whole = _quality(posterior, x, y, novel)
         found = [

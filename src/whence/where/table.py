@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,6 +162,17 @@ class Where:
         sums = found.variance.sum(0)
         off = [abs(float(by_unit[name].variance.sum() - total)) for name, total in zip(found.names, sums, strict=True)]
         return max(off) / max(float(sums.sum()), torch.finfo(torch.float64).tiny)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one page with the layer table, the profile, the weights and the most uncertain inputs.
+
+        :func:`whence.audit` also judges the uncertainty, which takes targets.
+        """
+        self._parts("a report")
+        from whence.auditing import audit
+
+        sections = ["layers", "profile", "sensitivity", "maps", "inputs"]
+        return audit(self.posterior, test=self.inputs, sections=sections, progress=False).html(path)
 
     def plot_shares(self, ax: Any = None) -> Any:
         """Shares beside those of the prior, and explained, along the network. A matplotlib figure, as all pictures."""

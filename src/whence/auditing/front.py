@@ -1,0 +1,321 @@
+"""``whence.audit``: everything at once."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from whence.auditing.context import Context, Options, check_classes
+from whence.auditing.deferring import deferral
+from whence.auditing.maps import maps
+from whence.auditing.novel import novel
+from whence.auditing.plain import typeset
+from whence.auditing.profile import profile
+from whence.auditing.quality import quality
+from whence.auditing.ran import Log, ran
+from whence.auditing.result import SCHEMA, Audit
+from whence.auditing.sets import Held, hold, shape_of, try_out
+from whence.auditing.sharing import TRIED, profile_posterior
+from whence.auditing.shown import inputs as shown
+from whence.auditing.tables import answers, layers, pruning, sensitivity
+from whence.auditing.verdict import verdict
+from whence.batches import Data, tensors_in
+from whence.errors import BadOption, NotDefined, Notice, WhenceError, one_of
+from whence.functional import Network
+from whence.posteriors.base import Posterior
+from whence.posteriors.front import laplace
+
+Section = Callable[[Context], Any]
+WORDED = ("verdict", "quality", "deferral", "inputs", "novelty", "pruning", "answers")
+
+SECTIONS: dict[str, Section] = {
+    "quality": quality,
+    "deferral": deferral,
+    "layers": layers,
+    "profile": profile,
+    "sensitivity": sensitivity,
+    "maps": maps,
+    "inputs": shown,
+    "novelty": novel,
+    "pruning": pruning,
+    "answers": answers,
+}
+
+
+def audit(
+    model: Any,
+    train: Any = None,
+    *,
+    likelihood: Any = None,
+    test: Any = None,
+    validation: Any = None,
+    ood: Any = None,
+    classes: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    title: str | None = None,
+    structure: str = "kron",
+    curvature: str = "auto",
+    layers: Any = None,
+    examples: int = 10_000,
+    profiled: int = 1_000,
+    inputs: int = 12,
+    sections: Sequence[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> Audit:
+    """How uncertain is this network, how good is its uncertainty, and where in it does it sit? All at once.
+
+    Args:
+        model: a trained network, or a posterior that was made of one.
+        train: the data it was trained on; may be left out where a posterior is given.
+        likelihood: as for :func:`whence.laplace`; a posterior has its own.
+        test: data to judge it on; bare inputs give the profile without the scores.
+        validation: held-out data to tune on, to choose thresholds on, and against which novelty is held.
+        ood: inputs from elsewhere, with or without targets.
+        classes, features: names, for words and pictures.
+        title: of the page.
+        structure, curvature, layers: as for :func:`whence.laplace`.
+        examples: at most so many of each of test, validation and ood are read, and held in memory.
+        profiled: at most so many inputs stand behind shares, novelty, pruning and answers.
+        inputs: how many of the most uncertain inputs are shown.
+        sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
+        seed: of everything that is drawn.
+        device: where to compute; by default where the model is.
+        progress: whether to show a progress bar.
+        on_step: called with the name of each step before it begins, its number, and the number of steps.
+
+    A section that cannot be had is left out, and the record says why. Ctrl-C ends the audit and keeps what it finished,
+    once there is a posterior.
+    """
+    chosen = _chosen(sections)
+    _check_counts(examples=examples, profiled=profiled, inputs=inputs)
+    log = Log()
+    bar = _Bar(_steps(chosen, validation is not None), progress, on_step)
+    with _notices(log), bar:
+        with bar.step("data", log):
+            sets = {
+                "test": hold(test, "test", examples),
+                "validation": hold(validation, "validation", examples),
+                "ood": hold(ood, "ood", examples, targets=False),
+            }
+        made = _Fit(structure, curvature, layers, seed, device, progress and on_step is None)
+        posterior = made.posterior(model, train, likelihood, sets, bar, log)
+        shape = tuple(posterior.record.output_shape)
+        task = posterior.likelihood.task
+        options = Options(
+            classes=check_classes(classes, shape[0] if shape else 1, task),
+            features=None if features is None else tuple(map(str, features)),
+            profiled=profiled,
+            inputs=inputs,
+            seed=seed,
+        )
+        context = Context(posterior, train, sets, options, where_posterior=posterior)
+        found = _sections(context, chosen, bar, log)
+    return Audit(_record(context, found, log, title), posterior)
+
+
+def _chosen(sections: Sequence[str] | None) -> list[str]:
+    if sections is None:
+        return list(SECTIONS)
+    if isinstance(sections, str):
+        raise BadOption(f"sections={sections!r} is one name; pass a list: [{sections!r}].")
+    names = [one_of(name, SECTIONS, "section") for name in sections]
+    return [name for name in SECTIONS if name in names]
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        least = 0 if name == "inputs" else 2
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadOption(f"{name}={value!r} must be a whole number, at least {least}.")
+
+
+def _steps(chosen: list[str], tuned: bool) -> list[str]:
+    return ["data", "fit", *(["tune"] if tuned else []), *chosen]
+
+
+class _Bar:
+    """The steps, told to whoever wants to know."""
+
+    def __init__(self, steps: list[str], progress: bool, on_step: Callable[[str, int, int], None] | None) -> None:
+        self.steps, self.on_step, self.done = steps, on_step, 0
+        hidden = not progress or on_step is not None
+        self.bar = tqdm(total=len(steps), desc="audit", unit="step", leave=False, disable=hidden)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    @contextmanager
+    def step(self, name: str, log: Log) -> Iterator[None]:
+        if name not in self.steps:
+            self.steps.insert(self.done, name)
+        if self.on_step is not None:
+            self.on_step(name, self.done, len(self.steps))
+        self.bar.set_description(f"audit: {name}")
+        start = time.perf_counter()
+        yield
+        log.seconds[name] = time.perf_counter() - start
+        self.done += 1
+        self.bar.update()
+
+
+@dataclass(frozen=True)
+class _Fit:
+    structure: str
+    curvature: str
+    layers: Any
+    seed: int
+    device: Any
+    progress: bool
+
+    def posterior(
+        self, model: Any, train: Any, likelihood: Any, sets: dict[str, Held | None], bar: _Bar, log: Log
+    ) -> Any:
+        """The one that was given, or a new one; tuned if there is validation data and it was not."""
+        if isinstance(model, Posterior):
+            posterior: Any = _given(model, self.device)
+            _check_sets(posterior.network, sets, posterior.probe)
+            with bar.step("fit", log):
+                pass
+        else:
+            posterior = self._fitted(model, train, likelihood, sets, bar, log)
+        held = sets["validation"]
+        if held is None or held.targets is None:
+            if posterior.tuning is None:
+                log.leave_out("tuning", "no validation data were given; the prior precision is as it was.")
+            return posterior
+        with bar.step("tune", log):
+            if posterior.tuning is not None:
+                return posterior
+            method = "linearised" if len(posterior.record.output_shape) == 1 else "sampled"
+            return posterior.tune((held.inputs, held.targets), method=method, progress=self.progress)
+
+    def _fitted(
+        self, model: Any, train: Any, likelihood: Any, sets: dict[str, Held | None], bar: _Bar, log: Log
+    ) -> Any:
+        if not isinstance(model, nn.Module):
+            raise BadOption(f"the model is a {type(model).__name__}; pass a torch.nn.Module, or a posterior.")
+        if train is None:
+            raise BadOption("train= is needed to fit a posterior: the data that the network was trained on.")
+        if likelihood is None:
+            raise BadOption("likelihood= is needed: 'classification', 'binary', 'regression', or a whence.Likelihood.")
+        network = Network.snapshot(model)
+        network = network if self.device is None else network.to(self.device)
+        first = next(iter(Data(train, network.device, network.dtype, "train")))
+        try_out(network, first.inputs, "train")
+        _check_sets(network, sets, (first.inputs, first.targets))
+        del network
+        with bar.step("fit", log):
+            return laplace(
+                model,
+                train,
+                likelihood=likelihood,
+                structure=self.structure,  # type: ignore[arg-type]
+                curvature=self.curvature,  # type: ignore[arg-type]
+                layers=self.layers,
+                device=self.device,
+                generator=torch.Generator().manual_seed(self.seed),
+                progress=self.progress,
+            )
+
+
+def _given(posterior: Any, device: Any) -> Any:
+    if not hasattr(posterior, "curvature"):
+        raise NotDefined(f"an audit is of a Laplace posterior; this is a {type(posterior).__name__}.")
+    return posterior if device is None else posterior.to(device)
+
+
+def _check_sets(network: Network, sets: dict[str, Held | None], probe: Any) -> None:
+    """Every set goes through the network, before the long work starts."""
+    seen = "" if probe is None else ", ".join(str(list(t.shape[1:])) for t in tensors_in(probe[0]))
+    for name, held in sets.items():
+        if held is not None:
+            try_out(network, held.inputs, name, f"of shape {seen} each" if seen else "")
+
+
+def _sections(context: Context, chosen: list[str], bar: _Bar, log: Log) -> dict[str, Any]:
+    """Each section that can be had; the reasons for the others are logged."""
+    found: dict[str, Any] = dict.fromkeys(SECTIONS)
+    try:
+        _choose_profile(context)
+        for name in chosen:
+            with bar.step(name, log):
+                try:
+                    found[name] = SECTIONS[name](context)
+                except WhenceError as error:
+                    log.leave_out(name, str(error))
+    except KeyboardInterrupt:
+        log.interrupted = bar.steps[bar.done]
+        for name in bar.steps[bar.done :]:
+            log.leave_out(name, "the audit was interrupted before it was finished.")
+        warnings.warn(f"interrupted during {log.interrupted!r}; what was finished is kept.", Notice, stacklevel=4)
+    for name in SECTIONS:
+        if name not in chosen:
+            log.leave_out(name, "it was not asked for.")
+    return found
+
+
+def _choose_profile(context: Context) -> None:
+    held = context.sets.get("test") or context.sets.get("ood")
+    if held is not None:
+        try:
+            pair = profile_posterior(context.posterior, held.thinned(TRIED).inputs)
+            context.where_posterior, context.where_note = pair
+        except WhenceError:
+            pass  # the sections that need shares will say why there are none
+
+
+@contextmanager
+def _notices(log: Log) -> Iterator[None]:
+    """Keep what whence has to say, and say it again at the end."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Notice)
+        yield
+    for item in caught:
+        if issubclass(item.category, Notice):
+            log.notices.append(str(item.message))
+        warnings.warn_explicit(item.message, item.category, item.filename, item.lineno)
+
+
+def _record(context: Context, found: dict[str, Any], log: Log, title: str | None) -> dict[str, Any]:
+    posterior = context.posterior
+    kind = type(posterior.network.module).__name__
+    test = context.sets.get("test") or context.sets.get("ood")
+    record = {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "title": title or f"{kind}, {context.task}",
+        "task": context.task,
+        "classes": None if context.options.classes is None else list(context.options.classes),
+        "network": {
+            "kind": kind,
+            "parameters": sum(p.numel() for p in posterior.network.params.values()),
+            "bayesian": posterior.parameters,
+            "layers": len(posterior.blocks),
+        },
+        "data": {
+            "train": {"inputs": int(posterior.record.data_size)},
+            **{n: None if h is None else h.describe() for n, h in context.sets.items()},
+            "input_shape": None if test is None else shape_of(test.inputs),
+        },
+        "verdict": verdict(context, found),
+        **found,
+        "run": ran(posterior, log, context.options.seed),
+    }
+    if found["profile"] is not None:
+        record["profile"] = found["profile"] | {key: typeset(found["profile"][key]) for key in ("words", "note")}
+    return record | {key: typeset(record[key]) for key in WORDED if record[key] is not None}

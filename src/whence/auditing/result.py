@@ -1,0 +1,109 @@
+"""What an audit returns: one record, shown as a page, as JSON, or in the terminal."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whence.errors import BadFile, BadOption
+
+SCHEMA = "whence.audit/1"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Made by :func:`whence.audit`. Everything that is shown stands in ``record``, which is plain JSON."""
+
+    record: dict[str, Any] = field(repr=False)
+    posterior: Any = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Audit:
+        """From a file that :meth:`json` wrote."""
+        path = Path(path)
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise BadFile(f"{path}: there is no such file.") from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise BadFile(f"{path} is no audit: it is not JSON ({error}).") from error
+        found = record.get("schema") if isinstance(record, dict) else None
+        if found != SCHEMA:
+            came = f"its schema is {found!r}" if found else "it has no schema"
+            raise BadFile(f"{path} is no audit that this version reads: {came}, not {SCHEMA!r}.")
+        return cls(record)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its end."""
+        return self.record["run"]["interrupted"] is not None
+
+    @property
+    def verdict(self) -> str:
+        """One paragraph."""
+        return str(self.record["verdict"]["words"])
+
+    def html(self, path: str | Path) -> Path:
+        """Write one self-contained page; it opens from disk and asks nothing of the network."""
+        from whence.report.page import render
+
+        return write(path, render(self.record))
+
+    def json(self, path: str | Path) -> Path:
+        """Write the record; :func:`whence.auditing.schema` describes it."""
+        return write(path, json.dumps(self.record, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+    def show(self) -> None:
+        """Print it in the terminal."""
+        from whence.report.terminal import show_audit
+
+        show_audit(self.record)
+
+    def _repr_markdown_(self) -> str:
+        return f"**{self.record['title']}** — {self.verdict}"
+
+    def __str__(self) -> str:
+        points = "\n".join(f"  {p['label']}: {p['words']}" for p in self.record["verdict"]["points"])
+        stopped = f"\nStopped during {self.record['run']['interrupted']}." if self.interrupted else ""
+        return f"{self.record['title']}\n{points}{stopped}"
+
+    __repr__ = __str__
+
+
+def write(path: str | Path, text: str) -> Path:
+    """Written aside, then moved: a file is either whole or not there."""
+    path = Path(path)
+    if path.is_dir():
+        raise BadOption(f"{path} is a folder; pass the name of a file in it.")
+    aside = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            aside = Path(file.name)
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        aside.chmod(0o666 & ~mask)
+        aside.replace(path)
+    except OSError as error:
+        if aside is not None:
+            aside.unlink(missing_ok=True)
+        raise BadFile(f"{path} cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        if aside is not None:
+            aside.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a record (draft 2020-12)."""
+    text = importlib.resources.files("whence.auditing").joinpath("schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
