@@ -1,0 +1,319 @@
+"""The audit page as text: what stands in it, what cannot break out of it, and how large it gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from tests.report import sample_record
+from whence.report.page import render
+from whence.report.page.icicle import UNITS, changes, fitted, profile, tree
+from whence.report.page.render import embedded
+from whence.report.page.theme import cell
+from whence.report.page.words import duration, estimate, flat, judged, number, percent, term
+
+BUNDLE = get_plotlyjs()
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Outline(HTMLParser):
+    """Elements, their attributes and their text; complains about what is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text: list[str] = []
+        self.feed(page.replace(BUNDLE, "the library"))
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(attrs) == len(dict(attrs)), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append((self.elements[-1][1], data))
+        elif not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads("".join(text for attributes, text in self.scripts if attributes.get("id") == "data"))
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, Any]:
+    return sample_record.images()
+
+
+@pytest.fixture(scope="module")
+def page(images: dict[str, Any]) -> str:
+    return render(images)
+
+
+@pytest.fixture(scope="module")
+def outline(page: str) -> Outline:
+    return Outline(page)
+
+
+def test_sections_come_in_their_order(outline: Outline) -> None:
+    found = [attributes["id"] for tag, attributes in outline.elements if tag == "section"]
+    assert found == [
+        "verdict", "quality", "deferral", "profile", "maps", "inputs", "novelty", "pruning", "run", "glossary",
+    ]  # fmt: skip
+
+
+def test_words_and_numbers_of_the_record_are_shown(images: dict[str, Any], outline: Outline) -> None:
+    expected = [
+        images["verdict"]["words"], "0.182 [0.160, 0.202]", "−0.0410 [−0.0615, −0.0226] better",
+        "hand over everything", "93.0\u202f% [91.0, 94.8]", "whence novelty", "431\u202f080", "99.89\u202f%",
+        "Are large weights less uncertain?", "488 parameters of BatchNorm", "1 min 35 s", "2.13.0",
+    ]  # fmt: skip
+    for text in expected:
+        assert " ".join(text.replace("\u202f", " ").split()) in outline.words.replace("\u202f", " "), text
+
+
+def test_every_chart_has_a_label_and_data(outline: Outline) -> None:
+    charts = {a["id"]: a for tag, a in outline.elements if tag == "div" and "chart" in (a.get("class") or "").split()}
+    assert set(charts) == {*outline.data["charts"], "icicle", "weights"}
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts.values())
+
+
+def test_ids_are_unique_and_links_lead_somewhere(outline: Outline) -> None:
+    found = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(found) == len(set(found))
+    for tag, attributes in outline.elements:
+        if tag == "a":
+            assert (attributes["href"] or "").removeprefix("#") in found
+
+
+def test_pictures_are_inside_and_have_words(outline: Outline) -> None:
+    pictures = [attributes for tag, attributes in outline.elements if tag == "img"]
+    assert len(pictures) == 12
+    assert all((p["src"] or "").startswith("data:image/png;base64,") and p["alt"] for p in pictures)
+
+
+@pytest.mark.parametrize("kind", ["images", "tabular", "bare", "hostile"])
+def test_nothing_outside_is_asked_for(kind: str) -> None:
+    page = render(getattr(sample_record, kind)())
+    outline = Outline(page)
+    for _, attributes in outline.elements:
+        for key in ("src", "href", "srcset", "action", "data"):
+            assert (attributes.get(key) or "#").startswith(("#", "data:")), attributes
+    ours = page.replace(BUNDLE, "")
+    assert len(ours) < len(page) - 4_000_000
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]+/|@import|url\(", ours)
+    policy = next(a for tag, a in outline.elements if tag == "meta" and a.get("http-equiv"))
+    assert (policy["content"] or "").startswith("default-src 'none'")
+
+
+def test_hostile_names_stay_text(images: dict[str, Any]) -> None:
+    outline = Outline(render(sample_record.hostile()))
+    assert not [a for _, a in outline.elements if any(key.startswith("on") for key in a)]
+    assert all((a["src"] or "").startswith("data:") for tag, a in outline.elements if tag == "img")
+    assert sum(tag == "script" for tag, _ in outline.elements) == 3
+    assert "</script><img src=x onerror=alert(1)>" in outline.words
+    labels = outline.data["profile"]["trace"]["labels"]
+    assert not [label for label in labels if "<" in label]
+
+
+def test_a_title_cannot_take_the_place_of_a_part_of_the_page() -> None:
+    record = sample_record.bare()
+    record["title"] = "{{ bundle }} {% raw %} /*plotly.js*/ <!--"
+    outline = Outline(render(record))
+    assert "{{ bundle }} {% raw %} /*plotly.js*/ <!--" in outline.words
+
+
+def test_embedded_json_cannot_end_its_element() -> None:
+    value = {"a": ["</script><!--", "\u2028\u2029&", float("nan"), float("inf"), 1.5]}
+    text = embedded(value)
+    assert not re.search("[<>&\u2028\u2029]", text)
+    assert json.loads(text) == {"a": ["</script><!--", "\u2028\u2029&", None, None, 1.5]}
+
+
+def test_missing_sections_say_why() -> None:
+    outline = Outline(render(sample_record.bare()))
+    for name in sample_record.SECTIONS:
+        assert f"no test data for {name}" in outline.words
+    assert "This audit was interrupted at the step “quality”" in outline.words
+    assert not [a for tag, a in outline.elements if "chart" in (a.get("class") or "").split()]
+
+
+@pytest.mark.parametrize("section", sample_record.SECTIONS)
+def test_any_one_section_may_be_missing(section: str, images: dict[str, Any]) -> None:
+    left_out = [{"what": section, "why": "somebody left it out"}]
+    record = {**images, section: None, "run": {**images["run"], "left_out": left_out}}
+    assert "somebody left it out" in Outline(render(record)).words
+
+
+def test_an_empty_record_is_still_a_page() -> None:
+    assert "Not part of this audit" in Outline(render({"schema": "whence.audit/1"})).words
+
+
+def test_a_record_that_was_written_and_read_gives_the_same_page(images: dict[str, Any], page: str) -> None:
+    assert render(json.loads(json.dumps(images))) == page
+
+
+def test_regression_on_rows() -> None:
+    words = Outline(render(sample_record.tabular())).words
+    for text in ("1.42 ± 0.31", "sepal length (cm)", "root mean squared error at most 0.05", "no out-of-distribution"):
+        assert text in words
+
+
+def test_ten_layers_stay_below_eight_megabytes() -> None:
+    record = sample_record.large()
+    assert len(record["profile"]["nodes"]) > 1500
+    page = render(record)
+    assert len(page.encode()) < 8_000_000
+    assert not Outline(page).data["profile"]["thinned"]
+
+
+def test_more_than_fits_is_drawn_without_groups(monkeypatch: pytest.MonkeyPatch, images: dict[str, Any]) -> None:
+    monkeypatch.setattr("whence.report.page.icicle.MOST", 100)
+    shown = profile(images["profile"])
+    assert shown["thinned"]
+    assert len(shown["trace"]["ids"]) == 1 + 4 * 12
+    assert len(shown["views"]["test"]["values"]) == 1 + 4 * 12
+    places = [row["place"] for row in tree(images["profile"])]
+    assert [shown["trace"]["labels"][place] for place in places] == ["conv1", "conv2", "conv3", "fc3"]
+    assert "Weight groups are left out" in Outline(render(images)).words
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_children_fit_their_parents_in_every_view(seed: int) -> None:
+    record = sample_record.images(seed=seed)["profile"]
+    shown = profile(record)
+    ids, parents = shown["trace"]["ids"], shown["trace"]["parents"]
+    for key, view in shown["views"].items():
+        total = dict.fromkeys(ids, 0)
+        for parent, value in zip(parents, view["values"], strict=True):
+            assert value >= 0
+            if parent:
+                total[parent] += value
+            else:
+                assert value == pytest.approx(UNITS, rel=1e-4), key
+        for one, value in zip(ids, view["values"], strict=True):
+            assert total[one] <= value, key
+
+
+def nodes(*pairs: tuple[str, str | None]) -> list[dict[str, Any]]:
+    return [{"id": key, "parent": parent, "level": "unit", "label": key, "weights": 1} for key, parent in pairs]
+
+
+def test_widths_are_the_shares_where_none_is_negative() -> None:
+    widths, squeezed = fitted(
+        [1.0, 0.7, 0.3, 0.6, 0.1], nodes(("n", None), *[("a", "n"), ("b", "n"), ("c", "a"), ("d", "a")])
+    )
+    assert [width / UNITS for width in widths] == pytest.approx([1.0, 0.7, 0.3, 0.6, 0.1])
+    assert squeezed == []
+
+
+def test_positive_children_are_narrowed_beside_negative_ones() -> None:
+    tree_of = nodes(("n", None), ("a", "n"), ("b", "n"), ("c", "n"), ("d", "a"))
+    widths, squeezed = fitted([1.0, 0.9, 0.3, -0.2, 0.9], tree_of)
+    assert [width / UNITS for width in widths] == pytest.approx([1.0, 0.75, 0.25, 0.0, 0.75])
+    assert squeezed == [0]
+
+
+def test_a_difference_is_as_wide_as_its_leaves_change() -> None:
+    tree_of = nodes(("n", None), ("a", "n"), ("b", "n"), ("c", "a"), ("d", "a"))
+    widths, _ = changes([0.0, 0.1, -0.1, 0.3, -0.2], tree_of)
+    assert [width / UNITS for width in widths] == pytest.approx([1.0, 5 / 6, 1 / 6, 0.5, 1 / 3])
+    assert changes([0.0] * 5, tree_of)[0] == [0] * 5
+
+
+def test_views_differ_in_colour_and_in_words(images: dict[str, Any]) -> None:
+    shown = profile(images["profile"])
+    views, palettes = shown["views"], shown["palettes"]
+    assert {view["palette"] for view in views.values()} == {"explained", "difference", "prior"}
+    assert len({colour for colour, _ in palettes["prior"].values()}) == 1
+    for view in views.values():
+        assert all(row[1] in palettes[view["palette"]] for row in view["customdata"])
+    at = shown["trace"]["ids"].index("n0")
+    assert views["test"]["customdata"][at][0] == pytest.approx(
+        100 * images["profile"]["views"][0]["share"][at], rel=5e-3
+    )
+    assert views["difference"]["customdata"][at][0][0] in "+−"
+    assert "negative share" in views["test"]["note"]
+    assert views["test"]["unit"] == "\u202f%"
+
+
+def test_ink_is_readable_on_every_cell(images: dict[str, Any]) -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    pairs = [pair for palette in profile(images["profile"])["palettes"].values() for pair in palette.values()]
+    for colour, ink in [*pairs, cell("#767676")]:
+        high, low = sorted((luminance(colour), luminance(ink)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_nested_numbers_become_rows() -> None:
+    assert flat({"a_b": 1.25, "c": {"d": [1, 2], "e": list(range(40))}}) == [
+        ("a b", "1.25"), ("c, d", "1, 2"), ("c, e", "40 values"),
+    ]  # fmt: skip
+
+
+def test_metrics_find_their_terms() -> None:
+    assert [term(name) for name in ("nll", "ood_fpr95", "error_auroc", "accuracy")] == ["nll", "fpr95", "auroc", ""]
+
+
+def test_no_threshold_means_all_or_nothing(images: dict[str, Any]) -> None:
+    row = {**images["deferral"]["rows"][0], "validation": {"coverage": 1.0, "error": 0.1}}
+    record = {**images, "deferral": {**images["deferral"], "rows": [row]}}
+    words = Outline(render(record)).words
+    assert "hand over nothing" in words and "hand over everything" not in words
+
+
+def test_numbers_as_words() -> None:
+    assert [number(x) for x in (None, 0.4, 1234.5, 431080, -0.08, 1e-7, 0, float("nan"), [1, 2.5])] == [
+        "–", "0.4", "1234", "431\u202f080", "−0.08", "1.00e−07", "0", "–",
+        "1, 2.5",
+    ]  # fmt: skip
+    assert [percent(x) for x in (0.0, 0.5, -0.0158, 0.00012345, 1, None)] == [
+        f"{text}\u202f%" if text != "–" else text for text in ("0", "50", "−1.58", "0.012", "100", "–")
+    ]
+    assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
+    assert estimate({"value": 0.93, "low": None, "high": None}, True) == {"value": "93\u202f%", "interval": ""}
+    assert estimate(None) == {"value": "–", "interval": ""}
+
+
+@pytest.mark.parametrize(
+    ("better", "low", "high", "word"),
+    [
+        ("lower", -2, -1, "better"),
+        ("lower", 1, 2, "worse"),
+        ("higher", 1, 2, "better"),
+        ("higher", -1, 1, "no clear difference"),
+    ],
+)
+def test_a_difference_is_judged_by_its_interval(better: str, low: float, high: float, word: str) -> None:
+    assert judged({"better": better, "difference": {"value": 0, "low": low, "high": high}}) == word
+
+
+def test_whence_does_not_import_what_the_page_needs() -> None:
+    code = "import sys, whence, whence.report.page; print([m for m in ('plotly', 'jinja2', 'PIL') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,163 @@
+"""The audit page in a browser: it draws, it answers to mouse and keyboard, it asks nobody for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report import sample_record
+from tests.report.browser import chromium, labels, opened, until, widths
+from whence.report.page import render
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
+    where = tmp_path_factory.mktemp("pages")
+    for kind in ("images", "tabular", "bare", "hostile"):
+        (where / f"{kind}.html").write_text(render(getattr(sample_record, kind)()), encoding="utf-8")
+    return where
+
+
+@pytest.fixture
+def page(browser: Any, folder: Path) -> Iterator[Any]:
+    with opened(browser, folder / "images.html") as one:
+        yield one
+
+
+@pytest.mark.parametrize("kind", ["images", "tabular", "bare", "hostile"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_chart_draws_and_nothing_sticks_out(
+    browser: Any, folder: Path, kind: str, width: int, scheme: str
+) -> None:
+    with opened(browser, folder / f"{kind}.html", width, 844, color_scheme=scheme) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        until(
+            page,
+            """[...document.querySelectorAll('.chart')].every(one => {
+                const box = one.querySelector('svg.main-svg').getBoundingClientRect();
+                return box.width > 200 && box.height > 100 && one.querySelector('path, image, rect');
+            })""",
+        )
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+        assert page.evaluate("document.querySelectorAll('.chart').length > 5") == (kind != "bare")
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+
+
+def test_clicking_a_layer_opens_it_and_its_weights_and_the_bar_leads_back(page: Any) -> None:
+    assert labels(page)[0].startswith("LeNet5")
+    page.locator("#icicle .slice", has_text="conv2").first.click()
+    until(page, "document.getElementById('icicle')._fullData[0].level === 'n1'")
+    assert labels(page)[0].startswith("conv2")
+    assert page.locator("#map-layer").input_value() == "1"
+    assert any(label.startswith("LeNet5") for label in labels(page, "pathbar"))
+    page.select_option("#view", "ood")
+    assert labels(page)[0].startswith("conv2"), "an open layer stays open in another view"
+    page.locator("#icicle .pathbar", has_text="LeNet5").click()
+    until(page, "document.getElementById('icicle')._fullData[0].level === 'n'")
+    assert labels(page)[0].startswith("LeNet5")
+    page.locator("#icicle .slice", has_text="conv1").first.click()
+    until(page, "document.getElementById('icicle')._fullData[0].level === 'n0'")
+    page.click("#reset")
+    assert labels(page)[0].startswith("LeNet5")
+
+
+def test_another_view_has_other_data_list_legend_and_words(page: Any) -> None:
+    before, share = widths(page), page.locator("#tree [data-share]").first.inner_text()
+    assert page.locator("[data-negative=test]").is_visible()
+    page.select_option("#view", "difference")
+    assert widths(page) != before
+    assert page.locator("#tree [data-share]").first.inner_text() != share
+    assert page.locator(".legend[data-palette=difference]").is_visible()
+    assert not page.locator(".legend[data-palette=explained]").is_visible()
+    assert page.locator("#view-note").inner_text().startswith("Out of distribution − test")
+    page.select_option("#view", "ood")
+    assert page.locator("[data-negative=ood]").is_visible() and not page.locator("[data-negative=test]").is_visible()
+    page.select_option("#view", "prior")
+    assert page.locator("#no-negative").is_visible()
+    assert len(set(page.evaluate("document.getElementById('icicle').data[0].marker.colors"))) == 1
+
+
+def test_the_keyboard_reaches_the_view_and_the_layers(page: Any) -> None:
+    before = widths(page)
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "view":
+            break
+    assert page.evaluate("document.activeElement.id") == "view"
+    page.keyboard.press("ArrowDown")
+    until(page, "document.getElementById('view').value === 'ood'")
+    assert widths(page) != before
+    page.locator("#tree summary").nth(2).focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('icicle')._fullData[0].level === 'n2'")
+    assert page.locator("#map-layer").input_value() == "2"
+
+
+def test_the_weight_maps_follow_their_selects(page: Any) -> None:
+    def drawn() -> Any:
+        return page.evaluate("document.getElementById('weights').data.map(one => one.z[0][0])")
+
+    first = drawn()
+    page.select_option("#map-what", "identified")
+    assert drawn() != first
+    assert page.evaluate("document.getElementById('weights').layout.coloraxis.cmax") == 1
+    page.select_option("#map-layer", "3")
+    assert len(drawn()) == 1
+    assert page.locator("[data-map='3']").is_visible()
+
+
+def test_an_input_shows_its_profile(page: Any) -> None:
+    page.locator("[data-view='input:48']").click()
+    assert page.locator("#view").input_value() == "input:48"
+    assert page.evaluate("document.activeElement.id") == "view"
+    assert page.locator("#view-note").inner_text().startswith("Test input 48")
+
+
+def test_the_theme_can_be_chosen_and_follows_the_system(page: Any) -> None:
+    def colours() -> Any:
+        return page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor,"
+            " document.getElementById('deferral-curve')._fullLayout.font.color]"
+        )
+
+    light = colours()
+    page.click("#theme")
+    page.click("#theme")
+    assert page.locator("#theme").inner_text() == "Theme: dark"
+    dark = colours()
+    assert light[0] != dark[0] and light[1] != dark[1]
+    page.click("#theme")
+    assert colours() == light
+    page.emulate_media(color_scheme="dark")
+    until(page, "document.documentElement.dataset.theme === 'dark'")
+    assert colours() == dark
+
+
+def test_hostile_names_do_nothing(browser: Any, folder: Path) -> None:
+    with opened(browser, folder / "hostile.html") as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        page.hover("#icicle", position={"x": 60, "y": 220})
+        page.wait_for_selector("#icicle .hovertext")
+        assert page.evaluate("document.querySelectorAll('img[onerror], #icicle a').length") == 0
+        assert "onerror=alert(1)" in page.inner_text("h1")
+
+
+def test_things_to_tap_are_large_enough_on_a_phone(browser: Any, folder: Path) -> None:
+    with opened(browser, folder / "images.html", 390, 844, has_touch=True) as page:
+        small = page.evaluate(
+            "[...document.querySelectorAll('button, select, nav a, summary')].filter(one => one.offsetParent"
+            " && one.getBoundingClientRect().height < 36).map(one => one.textContent)"
+        )
+        assert small == []
+        assert page.evaluate("document.getElementById('icicle').data[0].tiling.orientation") == "h"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich")
+
+from rich.console import Console
+
+from tests.cli.fakes import record
+from whence.report import terminal
+
+SECTIONS = ("quality", "deferral", "layers", "profile", "novelty", "answers", "verdict", "data", "network", "run")
+
+
+def drawn(found: dict[str, Any], width: int) -> str:
+    out = io.StringIO()
+    terminal.show_audit(found, Console(file=out, width=width, highlight=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_everything_that_is_in_the_record_is_shown(width: int) -> None:
+    text = drawn(record(), width)
+    wanted = [
+        "Net [v2] on digits", "mostly right", "It sees [nothing] new.", "Negative log likelihood ↓",
+        "−0.100 [−0.110, −0.090]",
+        "error ≤ 5 %, 95 % sure", "answer 50 %", "always", "4.0 % [3.0, 5.0]", "75.0 %", "Most of it comes from first.",
+        "whence novelty", "Which layer is least certain?", "pruning: no test data", "a note from within",
+    ]  # fmt: skip
+    for words in wanted:
+        assert words in text, words
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_any_section_may_be_missing(section: str) -> None:
+    assert "Net [v2]" in drawn(record(**{section: None}), 80)
+    assert drawn({"schema": "whence.audit/1"}, 80)
+
+
+def test_layers_without_inputs_and_interruption() -> None:
+    found = record()
+    for row in found["layers"]:
+        row["test"] = row["ood"] = None
+    found["run"]["interrupted"] = "quality"
+    text = drawn(found, 80)
+    assert "identified" in text and "share" not in text and "during quality; what was finished is shown" in text
+
+
+def test_long_names_fold_and_numbers_stay_whole() -> None:
+    found = record()
+    found["layers"][0]["name"] = "encoder.layers.11.self_attention.output.dense"
+    text = drawn(found, 80)
+    assert "█" in text and " 75.0 %" in text and "…" not in text
+
+
+def test_errors_other_than_rates_are_plain_numbers() -> None:
+    found = record()
+    found["deferral"]["error"] = "root mean squared error"
+    text = drawn(found, 80)
+    assert "error ≤ 0.050, 95 % sure" in text and "error: root mean squared error" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0.000"), (0.5, "0.500"), (-0.5, "−0.500"), (1e-5, "1e-05"), (-12345.0, "−1.23e+04")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert terminal.number(value) == text
+
+
+def test_bars() -> None:
+    assert terminal.bar(None, 8).plain == "–"
+    assert terminal.bar(1.0, 8).plain == "████████ 100.0 %"
+    assert terminal.bar(0.5 + 1 / 16, 8).plain.startswith("████▌")
+    assert terminal.bar(-0.1, 8).plain.strip() == "−10.0 %"
