@@ -7,7 +7,7 @@ WITNESS := $(VENV)/.witnesses
 .PHONY: help demo test test-all lint types setup bench clean
 
 help:
-	@echo "make demo      train a small network, fit, tune, predict, print the layer table"
+	@echo "make demo      train a small network, audit it, write the page (whence demo)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same with the long comparisons"
 	@echo "make bench     speed and memory beside other libraries (minutes)"
@@ -26,7 +26,7 @@ $(WITNESS): $(STAMP) tests/witnesses.txt
 setup: $(STAMP) $(WITNESS)
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/whence demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,124 @@
+"""``whence show``: a saved posterior or audit in the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+import whence
+from whence.cli.auditing import summary
+from whence.cli.voice import Voice
+from whence.errors import BadFile
+from whence.io import FORMAT
+from whence.likelihoods import from_spec
+from whence.report import terminal
+
+
+def run(path: Path, voice: Voice) -> int:
+    """Find out what the file is, and print it."""
+    if path.is_dir():
+        path = _inside(path)
+    if not path.is_file():
+        raise BadFile(f"there is no file {path}.")
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if path.suffix.lower() in (".html", ".htm") or start.lstrip()[:9].lower() in (b"<!doctype", b"<html"):
+        beside = path.with_suffix(".json")
+        other = f", or run: whence show {beside}" if beside.is_file() else ", or show the .json of that audit"
+        raise BadFile(f"{path} is a page: open it in a browser{other}.")
+    if start.lstrip().startswith(b"{"):
+        record = whence.Audit.read(path).record
+        voice.result(terminal.audit, record, {"kind": "audit", "json": str(path), **summary(record)})
+    else:
+        about = describe(path)
+        voice.result(terminal.posterior, about, about)
+    return 0
+
+
+def _inside(folder: Path) -> Path:
+    if not (folder / "audit.json").is_file():
+        raise BadFile(f"{folder} is a folder without an audit.json; expected a posterior (.safetensors) or an audit.")
+    return folder / "audit.json"
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a posterior's file says of itself, without the network and without reading its tensors."""
+    meta = _header(path)
+    try:
+        return _about(path, meta)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadFile(f"{path} is damaged: {type(error).__name__} {error} in its metadata.") from error
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadFile(
+            f"{path}: expected a posterior (.safetensors) or an audit's .json, but it is neither, or is truncated."
+        ) from error
+    try:
+        meta = json.loads(header.get("whence", "null"))
+    except ValueError as error:
+        raise BadFile(f"{path} is damaged: its metadata is no JSON ({error}).") from error
+    if not isinstance(meta, dict) or meta.get("kind") != "laplace":
+        raise BadFile(f"{path} is a safetensors file, but not a posterior that whence wrote.")
+    if meta["format"] > FORMAT:
+        raise BadFile(f"{path} was written by whence {meta['whence']}, whose format is newer than {FORMAT}.")
+    return meta
+
+
+def _about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    record, tuning, reference = meta["record"], meta["tuning"], meta.get("reference")
+    layers = [_layer(block, meta["prior"]) for block in meta["blocks"]]
+    priors = {layer["prior_precision"] for layer in layers}
+    likelihood = from_spec(meta["likelihood"])
+    return {
+        "kind": "posterior",
+        "path": str(path),
+        "structure": meta["options"]["structure"],
+        "curvature": meta["options"]["curvature"],
+        "likelihood": meta["likelihood"]["name"] if likelihood is None else repr(likelihood),
+        "parameters": sum(layer["parameters"] for layer in layers),
+        "network_parameters": sum(_size(shape) for shape in meta["names"].values()),
+        "data_size": record["data_size"],
+        "training_loss": record["loss"] / record["data_size"] if record["data_size"] else None,
+        "training_accuracy": record["correct"] / record["targets"] if record["confidence"] else None,
+        "prior_precision": priors.pop() if len(priors) == 1 else None,
+        "data_scale": meta["data_scale"],
+        "tuning": tuning
+        and {**{k: tuning[k] for k in ("criterion", "method", "score")}, "trials": len(tuning["trials"])},
+        "reference": None if reference is None else _reference_size(path),
+        "layers": layers,
+        "versions": {"whence": meta["whence"], "torch": meta["torch"]},
+        "bytes": path.stat().st_size,
+    }
+
+
+def _layer(block: dict[str, Any], prior: dict[str, float | None]) -> dict[str, Any]:
+    names = [p["name"] for p in block["params"]]
+    values = {prior.get(name) for name in names}
+    return {
+        "name": block["name"],
+        "kind": block["kind"],
+        "parameters": sum(_size(p["shape"]) for p in block["params"]),
+        "structure": block["structure"],
+        "reason": block["reason"],
+        "prior_precision": values.pop() if len(values) == 1 else None,
+    }
+
+
+def _size(shape: list[int]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def _reference_size(path: Path) -> int:
+    with safe_open(str(path), framework="pt") as file:
+        return int(file.get_slice("reference").get_shape()[0])
