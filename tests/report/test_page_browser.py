@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.report import sample_record
 from tests.report.browser import chromium, labels, opened, until, widths
@@ -161,3 +163,20 @@ def test_things_to_tap_are_large_enough_on_a_phone(browser: Any, folder: Path) -
         )
         assert small == []
         assert page.evaluate("document.getElementById('icicle').data[0].tiling.orientation") == "h"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_real_audit_is_pictured(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    """Its picture is taken whole; ``WHENCE_SCREENSHOTS=FOLDER`` keeps it to look at."""
+    from tests.auditing.conftest import made
+
+    path = made("images")[1].html(tmp_path / "audit.html")
+    kept = Path(os.environ.get("WHENCE_SCREENSHOTS", tmp_path)) / f"audit-{width}-{scheme}.png"
+    with opened(browser, path, width, 900, color_scheme=scheme) as page:
+        page.screenshot(path=kept, full_page=True)
+        tall = page.evaluate("document.documentElement.scrollHeight")
+    with Image.open(kept) as picture:
+        assert picture.size == (width, tall)
+        shades = picture.convert("L").resize((64, 256)).getcolors(64 * 256) or []
+    light = sum(count for count, shade in shades if shade > 127) / (64 * 256)
+    assert len(shades) > 50 and (light > 0.6) == (scheme == "light")
