@@ -104,6 +104,8 @@ def from_numpy(value: Any) -> Any:
         return torch.from_numpy(value)
     if isinstance(value, (tuple, list)) and any(isinstance(item, np.ndarray) for item in value):
         return type(value)(from_numpy(item) for item in value)
+    if isinstance(value, Mapping) and any(isinstance(item, np.ndarray) for item in value.values()):
+        return {key: from_numpy(item) for key, item in value.items()}
     return value
 
 
@@ -195,7 +197,7 @@ class Data:
         self.read += 1
         offset = 0
         for index, (inputs, targets) in enumerate(self._raw()):
-            inputs = to_device(inputs, self.device, self.dtype)
+            inputs = to_device(from_numpy(inputs), self.device, self.dtype)
             targets = to_device(as_targets(targets, self.name, index), self.device)
             check_finite(inputs, f"{self.name}: the inputs", index)
             check_finite(targets, f"{self.name}: the targets", index)

@@ -172,12 +172,12 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def output_tensor(output: Any) -> Tensor:
-    """The tensor of raw outputs: what the module returns, or its ``logits``."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    """The tensor of raw outputs: what the module returns, or its ``logits``; one number for each example as [N, 1]."""
+    logits = output
+    if not isinstance(output, Tensor):
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
-        return logits
+        return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
         f"the network returns a {type(output).__name__}; whence needs one tensor, or something with 'logits'. "
         "Wrap the network in a module whose forward returns the tensor you want uncertainty for."

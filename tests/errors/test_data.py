@@ -192,4 +192,4 @@ def test_network_that_mixes_up_the_example_dimension() -> None:
             return self.body(x).flatten()
 
     given = (torch.randn(24, 4), torch.randn(24, 3))
-    refuse(Flat(), given, BadData, "8 examples", "[24]", "first dimension", likelihood="regression")
+    refuse(Flat(), given, BadData, "8 examples", "[24, 1]", "first dimension", likelihood="regression")

@@ -70,6 +70,11 @@ class Categorical(Likelihood):
                 f"output{'s' * (classes > 1)}, so labels go from 0 to {classes - 1} (ignore_index is "
                 f"{self.ignore_index}).{hint}"
             )
+        if classes == 1:
+            raise BadData(
+                "classification needs outputs [N, C] for two classes at least; the network gives one number for each "
+                "example. For one logit use likelihood='binary'."
+            )
         return targets.reshape(flat.shape[:2])
 
     def counts(self, targets: Tensor) -> Tensor | None:
