@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ class _Lazy:
     covariance: Callable[[], Tensor] | None = None
     samples: Callable[[], Tensor] | None = None
     why_not: str = ""
+
+
+class VarianceSplit(NamedTuple):
+    """Variances in the shape of ``probs``, or covariances (N, C, C)."""
+
+    total: Tensor  # of the label under the mean probabilities
+    aleatoric: Tensor  # expected over draws
+    epistemic: Tensor  # of the probabilities over draws
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,10 @@ class _Probabilities(ABC):
             raise NotDefined(self._lazy.why_not or "this prediction has no draws.")
         return self._lazy.samples()
 
+    @abstractmethod
+    def variance_split(self, full: bool = False) -> VarianceSplit:
+        """Variance of the label's indicator, split as by Kwon et al. (2020): total = aleatoric + epistemic."""
+
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Central interval of each probability over the draws: (low, high)."""
         tail = (1 - check_level(level)) / 2
@@ -110,6 +123,26 @@ class ClassificationPrediction(_Probabilities):
         """Total uncertainty: entropy of the mean probabilities."""
         return entropy_of(self.probs, self.class_dim)
 
+    def variance_split(self, full: bool = False) -> VarianceSplit:
+        """diag(p̄) − p̄ p̄ᵀ = E[diag(p) − p pᵀ] + E[(p − p̄)(p − p̄)ᵀ] (Kwon et al. 2020, eq. 4); the diagonals.
+
+        ``full`` gives the matrices (N, C, C). Needs draws: not for the probit and bridge links.
+        """
+        draws = self.samples
+        centre = draws.mean(0)
+        if not full:
+            epistemic = (draws - centre).square().mean(0)
+            return VarianceSplit(centre * (1 - centre), (draws * (1 - draws)).mean(0), epistemic)
+        if draws.dim() != 3:
+            raise NotDefined("covariances of the classes are there for outputs (N, C) only; leave full out.")
+        off = draws - centre
+        epistemic = torch.einsum("snc,snd->ncd", off, off) / len(draws)
+        second = torch.einsum("snc,snd->ncd", draws, draws) / len(draws)
+        aleatoric = torch.diag_embed(centre) - second
+        return VarianceSplit(
+            torch.diag_embed(centre) - centre.unsqueeze(-1) * centre.unsqueeze(-2), aleatoric, epistemic
+        )
+
 
 @dataclass(frozen=True)
 class BinaryPrediction(_Probabilities):
@@ -129,6 +162,14 @@ class BinaryPrediction(_Probabilities):
     def entropy(self) -> Tensor:
         """Total uncertainty of each label (N, K)."""
         return binary_entropy(self.probs)
+
+    def variance_split(self, full: bool = False) -> VarianceSplit:
+        """p̄ (1 − p̄) = E[p (1 − p)] + Var[p] of each label."""
+        if full:
+            raise NotDefined("binary labels are independent given the draw; leave full out.")
+        draws = self.samples
+        centre = draws.mean(0)
+        return VarianceSplit(centre * (1 - centre), (draws * (1 - draws)).mean(0), draws.var(0, correction=0))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.batches import Inputs, as_inputs, check_finite, size_of
 from whence.curvature.jacobian import budget, widened
@@ -50,6 +50,12 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         """Raw outputs of every draw, [S, N, …]."""
         with fused_attention_off:
             return widened(torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1))
+
+    def modules(self) -> list[nn.Module]:
+        """One plain network for each draw, for serving."""
+        from whence.predictive.serving import member
+
+        return [member(self, s) for s in range(len(self))]
 
     def predict(self, x: Any) -> Prediction:
         """Predict with exactly these draws."""

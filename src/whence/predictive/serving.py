@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whence.errors import NotDefined
 from whence.functional import copy_module, output_tensor
-from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from whence.predictive.sampled import WeightDraws
 
 
@@ -97,15 +97,18 @@ class ServedCounts(Ensemble):
 
 def serve(draws: WeightDraws) -> nn.Module:
     """One copy of the network for each draw, behind a module that combines them."""
-    members = [member(draws, s) for s in range(len(draws))]
-    likelihood = draws.likelihood
+    return served(draws.likelihood, draws.modules())
+
+
+def served(likelihood: Likelihood, members: list[nn.Module]) -> nn.Module:
+    """Networks behind a module that combines what they say."""
     if isinstance(likelihood, Categorical):
         return ServedClassifier(members, likelihood.class_dim).eval()
     if likelihood.task == "binary":
         return ServedBinary(members).eval()
     if isinstance(likelihood, Gaussian):
-        noise = likelihood.noise.square().to(draws.network.device, draws.network.dtype)
-        return ServedRegressor(members, noise).eval()
+        like = next(members[0].parameters())
+        return ServedRegressor(members, likelihood.noise.square().to(like.device, like.dtype)).eval()
     if isinstance(likelihood, HeteroscedasticGaussian):
         return ServedHeteroscedastic(members).eval()
     if likelihood.task == "count":
