@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ from whence.curvature.jacobian import Plan
 from whence.curvature.layout import Inspection, Layout
 from whence.curvature.record import FitRecord
 from whence.errors import BadFile
-from whence.functional import Network
+from whence.functional import Network, weights_hash
 from whence.likelihoods import Likelihood, from_spec
 from whence.linalg import spectral as spectra
 from whence.linalg.structures import KINDS
+from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace import Laplace
 from whence.posteriors.search import Tuning
 from whence.priors import PriorPrecision
@@ -79,6 +82,64 @@ def save(posterior: Laplace, path: str | Path) -> None:
     save_file(plain, str(path), metadata={"whence": json.dumps(meta)})
 
 
+KINDS_OF_DRAWS = {
+    "variational": "whence.posteriors.variational.posterior:Variational",
+    "dropout": "whence.posteriors.dropout:Dropout",
+    "ensemble": "whence.posteriors.ensembles:Ensemble",
+    "laplace_ensemble": "whence.posteriors.ensembles:LaplaceEnsemble",
+    "swag": "whence.posteriors.swag:Swag",
+    "hmc": "whence.posteriors.hmc.posterior:Hmc",
+}
+
+
+def save_drawn(posterior: DrawnPosterior, path: str | Path) -> None:
+    """Write a posterior that is known by its draws."""
+    if not Path(path).absolute().parent.is_dir():
+        raise BadFile(f"cannot write {path}: the folder {Path(path).parent} is missing.")
+    state = posterior.state()
+    networks = [Network(module) for module in posterior.networks()]
+    meta = {
+        "format": FORMAT,
+        "whence": __version__,
+        "torch": torch.__version__,
+        "kind": posterior.kind,
+        "weights": [weights_hash(n.module) for n in networks],
+        "names": [{name: list(p.shape) for name, p in n.params.items()} for n in networks],
+        "likelihood": posterior.likelihood.spec(),
+        "state": state.meta,
+    }
+    plain = {k: v.detach().cpu().contiguous().clone() for k, v in state.tensors.items()}
+    save_file(plain, str(path), metadata={"whence": json.dumps(meta)})
+
+
+def _load_drawn(
+    path: str | Path, meta: dict[str, Any], tensors: dict[str, Tensor], models: list[nn.Module], given: Any
+) -> DrawnPosterior:
+    kind = meta["kind"]
+    if kind not in KINDS_OF_DRAWS:
+        raise BadFile(f"{path} holds a posterior of kind {kind!r}, which this version of whence does not know.")
+    if len(models) != len(meta["names"]):
+        raise BadFile(f"{path} belongs to {len(meta['names'])} networks, and {len(models)} were given.")
+    networks = [Network.snapshot(model) for model in models]
+    for network, names, weights in zip(networks, meta["names"], meta["weights"], strict=True):
+        _check_network(path, {"names": names, "weights": weights}, network)
+    module, _, name = KINDS_OF_DRAWS[kind].partition(":")
+    cls: type[DrawnPosterior] = getattr(importlib.import_module(module), name)
+    likelihood = _likelihood(path, meta, given)
+    return cls.restored(State(meta["state"], tensors), [n.module for n in networks], likelihood)
+
+
+def _likelihood(path: str | Path, meta: dict[str, Any], given: Likelihood | None) -> Likelihood:
+    """The one in the file, or the user's own passed again."""
+    known = from_spec(meta["likelihood"])
+    if known is not None and given is not None and known != given:
+        raise BadFile(f"{path} was fitted with {known!r}, not with {given!r}; leave likelihood out.")
+    found = known or given
+    if found is None:
+        raise BadFile(f"{path} was fitted with your own likelihood ({meta['likelihood']['name']}); pass likelihood=….")
+    return found
+
+
 def _decompositions(posterior: Laplace, tensors: dict[str, Tensor]) -> list[list[Any]]:
     """The eigenvectors under one prior for each block, so that a loaded posterior need not find them again."""
     listed = []
@@ -102,14 +163,19 @@ def _layouts(posterior: Laplace) -> list[Any]:
     return plain
 
 
-def load(path: str | Path, model: nn.Module, *, likelihood: Likelihood | None = None) -> Laplace:
-    """Read a posterior back for the network it was made from.
+def load(path: str | Path, model: nn.Module | Sequence[nn.Module], *, likelihood: Likelihood | None = None) -> Any:
+    """Read a posterior back for the network it was made from, or for the list of networks of an ensemble.
 
     ``likelihood`` passes your own likelihood again where the posterior was fitted with one.
     """
     meta, tensors = _read(path)
-    network = Network.snapshot(model)
     try:
+        if meta["kind"] != "laplace":
+            models = [model] if isinstance(model, nn.Module) else list(model)
+            return _load_drawn(path, meta, tensors, models, likelihood)
+        if not isinstance(model, nn.Module):
+            raise BadFile(f"{path} belongs to one network, and a {type(model).__name__} was given.")
+        network = Network.snapshot(model)
         _check_network(path, meta, network)
         return _rebuilt(path, meta, tensors, network, likelihood)
     except (KeyError, TypeError, AttributeError) as error:
@@ -129,12 +195,7 @@ def _rebuilt(
         k: v.to(network.device, dtype if k.startswith(("structure", "spectral")) and not k.endswith("count") else None)
         for k, v in tensors.items()
     }
-    known = from_spec(meta["likelihood"])
-    if known is not None and likelihood is not None and known != likelihood:
-        raise BadFile(f"{path} was fitted with {known!r}, not with {likelihood!r}; leave likelihood out.")
-    found = known or likelihood
-    if found is None:
-        raise BadFile(f"{path} was fitted with your own likelihood ({meta['likelihood']['name']}); pass likelihood=….")
+    found = _likelihood(path, meta, likelihood)
     blocks = [_block(b) for b in meta["blocks"]]
     network.select([p.name for b in blocks for p in b.params])
     options = {**meta["options"], "draws": Draws(**meta["options"]["draws"])}

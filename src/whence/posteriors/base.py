@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.predictive.predictions import JointPrediction, Prediction
 
@@ -44,6 +45,12 @@ class Posterior(ABC):
 
 class WeightPosterior(Posterior):
     """A posterior over weights."""
+
+    network: Network  # the snapshot that it was made of
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Bayesian parameters in the network's order."""
 
     @abstractmethod
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:

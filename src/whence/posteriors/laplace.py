@@ -63,7 +63,7 @@ class Laplace(WeightPosterior):
     # What it is
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         return self.plan.network
 
     @property

@@ -18,19 +18,19 @@ from whence.functional import arguments
 from whence.where.tabular import Table
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.base import WeightPosterior
 
 MOST = 512  # inputs that take part
 
 
-class _Watch:
+class Watch:
     """Outputs of some modules, while it is open."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self.modules, self.seen = modules, {}  # type: ignore[var-annotated]
         self.handles: list[Any] = []
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         for name, module in self.modules.items():
             self.handles.append(module.register_forward_hook(self._keep(name)))
         return self
@@ -48,14 +48,16 @@ class _Watch:
             handle.remove()
 
 
-def layer_modules(posterior: Laplace) -> dict[str, nn.Module]:
+def layer_modules(posterior: WeightPosterior) -> dict[str, nn.Module]:
     """The modules that own Bayesian weights, by dotted name, in order."""
-    owners = dict.fromkeys(owner_of(p.name) for b in posterior.blocks for p in b.params)
+    owners = dict.fromkeys(owner_of(name) for name in posterior.names())
     return {name: posterior.network.module.get_submodule(name) for name in owners if name}
 
 
 @torch.no_grad()
-def activations(posterior: Laplace, x: Any, num_samples: int = 20, generator: torch.Generator | None = None) -> Table:
+def activations(
+    posterior: WeightPosterior, x: Any, num_samples: int = 20, generator: torch.Generator | None = None
+) -> Table:
     """One row for each layer: spread of its output under draws, spread over inputs, and their ratio.
 
     Root mean squares over inputs and features of the standard deviation over draws, and of that over inputs of the mean
@@ -71,7 +73,7 @@ def activations(posterior: Laplace, x: Any, num_samples: int = 20, generator: to
     sums: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
     for s in range(num_samples):
-        with _Watch(modules) as watch:
+        with Watch(modules) as watch:
             functional_call(network.module, {name: values[s] for name, values in draws.items()}, args, kwargs)
         for name, value in watch.seen.items():
             value = value.double()

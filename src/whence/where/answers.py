@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 COVER = 0.95  # of the predictive variance
 UNKNOWN = 0.01  # a unit whose weights are identified less than this has learnt nothing
+NAMED = 8  # layers that are named
+TINY = torch.finfo(torch.float64).tiny
 CHECKED = 256  # inputs on which the prior is varied
 
 
@@ -120,9 +123,10 @@ def _last_layer(posterior: Laplace, inside: Shares, whole: dict[str, float], x: 
     share = float(_share(inside)[index])
     explained = 1 - float(inside.variance[:, index].sum() / inside.prior[:, index].sum())
     few = _quality(restricted(posterior, [last]), x, y, novel)
-    enough = share >= COVER
+    same = abs(few["nll"] - whole["nll"]) < 1e-3 and abs(few.get("ood_auroc", 0) - whole.get("ood_auroc", 0)) < 0.005
+    enough = "Yes" if share >= COVER else "For prediction yes, as an account of the uncertainty no" if same else "No"
     words = (
-        f"{'Yes' if enough else 'No'}: {last!r} causes {share:.1%} of the variance (the data have settled "
+        f"{enough}: {last!r} causes {share:.1%} of the variance (the data have settled "
         f"{explained:.0%} of what its prior left open). With it alone: {_change(few, whole)}."
     )
     numbers = {"layer": last, "share": share, "explained": explained, "whole": whole, "last_layer": few}
@@ -143,9 +147,11 @@ def _fewest(posterior: Laplace, inside: Shares, whole: dict[str, float], x: Any,
     few = _quality(restricted(posterior, chosen), x, y, novel)
     weights = sum(b.size for b in posterior.blocks if b.name in chosen) / posterior.parameters
     faster = few["seconds"] / max(whole["seconds"], 1e-9)
+    cost = f" takes {faster:.0%} of the time and" if needed < len(inside.names) and faster < 0.9 else ""
+    named = ", ".join(map(repr, chosen[:NAMED])) + (f" and {needed - NAMED} more" if needed > NAMED else "")
     words = (
-        f"{needed} of {len(inside.names)}: {', '.join(map(repr, chosen))}, with {weights:.1%} of the weights. "
-        f"Predicting with them alone takes {faster:.0%} of the time: {_change(few, whole)}."
+        f"{needed} of {len(inside.names)}: {named}, with {weights:.1%} of the weights. Predicting with them "
+        f"alone{cost} gives {_change(few, whole)}."
     )
     numbers = {"layers": chosen, "share": float(share[order[:needed]].sum()), "weights": weights, "kept": few}
     return Answer(f"Which layers cover {COVER:.0%} of the predictive variance?", words, numbers)
@@ -192,14 +198,20 @@ def _prior(posterior: Laplace, x: Any, inside: Shares) -> Answer:
 def _elsewhere(inside: Shares, outside: Shares) -> Answer:
     own, other = _share(inside), _share(outside)
     apart = float((own - other).abs().sum()) / 2
-    explained = [1 - s.variance.sum(0) / s.prior.sum(0) for s in (inside, outside)]
-    drop = explained[0] - explained[1]
+    explained = [1 - s.variance.sum(0) / s.prior.sum(0).clamp(min=TINY) for s in (inside, outside)]
+    drop = torch.nan_to_num(explained[0] - explained[1], nan=-math.inf)
     most = int(drop.argmax())
     place = "the same place" if apart < 0.1 else "another place"
+    falls = (
+        f"Explained falls most in {inside.names[most]!r}, from {float(explained[0][most]):.0%} to "
+        f"{float(explained[1][most]):.0%}"
+        if float(drop[most]) > 0.01
+        else "What the data explain does not fall in any layer"
+    )
+    ratio = float(outside.total.mean() / inside.total.mean().clamp(min=TINY))
     words = (
-        f"It sits in {place}: {apart:.0%} of the variance lies in other layers. Explained falls most in "
-        f"{inside.names[most]!r}, from {float(explained[0][most]):.0%} to {float(explained[1][most]):.0%}; the "
-        f"variance is {float(outside.total.mean() / inside.total.mean()):.1f} times as large."
+        f"It sits in {place}: {apart:.0%} of the variance lies in other layers. {falls}; the mean variance is "
+        f"{ratio:.2g} times that of test inputs."
     )
     numbers = {
         "moved": apart,

@@ -16,7 +16,8 @@ from whence.curvature.blocks import owner_of
 from whence.curvature.selection import Layers
 from whence.errors import BadOption, NothingSelected, UnsupportedLayer, notice, one_of
 from whence.functional import copy_module
-from whence.posteriors.laplace import Laplace
+from whence.posteriors.base import WeightPosterior
+from whence.where.by_draws import at_mean
 from whence.where.pruning_scores import CRITERIA, prunable, scores, unit_scores
 from whence.where.wiring import NORM, like_weight, named_layers, trace, units_of
 
@@ -26,7 +27,7 @@ By = Literal["snr", "identified", "saliency", "magnitude", "random"]
 @torch.inference_mode(False)
 @torch.no_grad()
 def prune(
-    posterior: Laplace,
+    posterior: WeightPosterior,
     fraction: float,
     *,
     by: By = "snr",
@@ -41,7 +42,7 @@ def prune(
     a mask permanent, :func:`whence.compact` takes pruned units out. Parameters outside the posterior come back frozen.
 
     Args:
-        posterior: what :func:`whence.laplace` returned.
+        posterior: a posterior over weights: of :func:`whence.laplace`, :func:`whence.variational`, :func:`whence.swag`.
         fraction: in [0, 1): the part of all prunable weights (of all units, with ``units``) that goes.
         by: the lowest go first, ties by index. ``"snr"``: |weight| / standard deviation; ``"identified"``:
             1 − posterior variance / prior variance; ``"saliency"``: ½ weight² H_ii, the loss of optimal brain damage
@@ -91,13 +92,13 @@ class Ranking:
 class PruningPlan:
     """What can be pruned in a posterior's network."""
 
-    posterior: Laplace
+    posterior: WeightPosterior
     names: list[str]  # of weights
     units: bool
     norms: dict[str, list[str]] = field(default_factory=dict)  # weight → batch norms over its units
 
     @classmethod
-    def make(cls, posterior: Laplace, units: bool, layers: Any = None) -> PruningPlan:
+    def make(cls, posterior: WeightPosterior, units: bool, layers: Any = None) -> PruningPlan:
         names = prunable(posterior, layers)
         return _with_units(posterior, names) if units else cls(posterior, names, False)
 
@@ -116,7 +117,7 @@ class PruningPlan:
 
     def apply(self, keep: dict[str, Tensor]) -> nn.Module:
         """A copy of the network with these masks."""
-        module = copy_module(self.posterior.network.module)
+        module = at_mean(self.posterior.network, self.posterior.mean()).module
         for name, stays in keep.items():
             layer = self.layer(name, module)
             stays = stays.to(self.posterior.network.device)
@@ -149,7 +150,7 @@ def _mask_vector(module: nn.Module, name: str, stays: Tensor) -> None:
         torch_prune.custom_from_mask(module, name, stays)
 
 
-def _with_units(posterior: Laplace, names: Sequence[str]) -> PruningPlan:
+def _with_units(posterior: WeightPosterior, names: Sequence[str]) -> PruningPlan:
     """The plan for whole units: without output layers, with the batch norms that follow."""
     module = copy_module(posterior.network.module)  # tracing runs the user's code
     layers = {n: module.get_submodule(owner_of(n)) for n in names}

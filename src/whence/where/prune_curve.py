@@ -28,9 +28,9 @@ from whence.metrics.classification import accuracy
 from whence.metrics.loss import nll
 from whence.metrics.regression import rmse
 from whence.metrics.tables import text
-from whence.posteriors.laplace import Laplace
+from whence.posteriors.base import WeightPosterior
 from whence.where.prune import PruningPlan, check_fraction
-from whence.where.pruning_scores import CRITERIA
+from whence.where.pruning_scores import CRITERIA, check_criterion, criteria_of
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -78,11 +78,11 @@ def _text(value: Any) -> str:
 @torch.inference_mode(False)
 @torch.no_grad()
 def prune_curve(
-    posterior: Laplace,
+    posterior: WeightPosterior,
     test: Any,
     *,
     fractions: Sequence[float] = FRACTIONS,
-    by: str | Sequence[str] = CRITERIA,
+    by: str | Sequence[str] | None = None,
     units: bool = False,
     per_layer: bool = False,
     layers: Layers = None,
@@ -91,16 +91,18 @@ def prune_curve(
 ) -> PruneCurve:
     """Prune by each criterion to each fraction, and score the plain masked network on test data.
 
-    The options are those of :func:`whence.prune`; ``test`` is read once for each network. Labels give accuracy and log
+    ``by``: one criterion, some, or all that have a meaning for the posterior. The options are those of
+    :func:`whence.prune`; ``test`` is read once for each network. Labels give accuracy and log
     loss, numbers and counts the root mean squared error and log loss, other likelihoods the log loss alone.
     """
-    criteria = [by] if isinstance(by, str) else list(by)
+    criteria = [by] if isinstance(by, str) else list(by) if by is not None else list(CRITERIA)
     for name in criteria:
         one_of(name, CRITERIA, "by")
     asked = [check_fraction(fraction) for fraction in fractions]
     if not asked or not criteria:
         raise BadOption("there is no row to compute: fractions and by need at least one entry each.")
     plan = PruningPlan.make(posterior, units, layers)
+    criteria = list(criteria_of(posterior)) if by is None else [check_criterion(posterior, name) for name in criteria]
     data = Data(test, posterior.network.device, posterior.network.dtype, "test")
     data.require_passes(len(asked) * len(criteria), "the curve")
     total = sum(p.numel() for p in posterior.network.params.values())

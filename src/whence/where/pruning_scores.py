@@ -10,18 +10,38 @@ from torch import Tensor, nn
 
 from whence.curvature.blocks import owner_of
 from whence.curvature.selection import Last, Mask, selection
-from whence.errors import BadData, BadOption, NotDefined, NothingSelected, notice
+from whence.errors import BadData, BadOption, NotDefined, NothingSelected, notice, one_of
+from whence.posteriors.base import WeightPosterior
 from whence.posteriors.laplace import Laplace
+from whence.where.by_draws import prior_variances
 from whence.where.wiring import by_unit, named_layers
 
 CRITERIA = ("snr", "identified", "saliency", "magnitude", "random")
 
 
-def prunable(posterior: Laplace, layers: Any = None) -> list[str]:
+def criteria_of(posterior: WeightPosterior) -> tuple[str, ...]:
+    """Those that have a meaning for a posterior: saliency needs a curvature, identified a Gaussian prior."""
+    if isinstance(posterior, Laplace):
+        return CRITERIA
+    known = prior_variances(posterior) is not None
+    return tuple(name for name in CRITERIA if name != "saliency" and (known or name != "identified"))
+
+
+def check_criterion(posterior: WeightPosterior, by: str) -> str:
+    """Known, and defined for this posterior."""
+    one_of(by, CRITERIA, "by")
+    if by not in criteria_of(posterior):
+        lacks = "curvature" if by == "saliency" else "prior precision"
+        raise NotDefined(f"by={by!r} is not defined for a {type(posterior).__name__}, which has no {lacks}.")
+    return by
+
+
+def prunable(posterior: WeightPosterior, layers: Any = None) -> list[str]:
     """Names of the Bayesian weights of Linear and convolution layers; a Notice names matrices that are left out."""
-    if not isinstance(posterior, Laplace):
-        raise BadData(f"pruning needs a posterior from whence.laplace, not a {type(posterior).__name__}.")
-    if posterior.curvature.keep is not None:
+    if not isinstance(posterior, WeightPosterior):
+        kind = type(posterior).__name__
+        raise BadData(f"pruning needs a posterior over weights (whence.laplace, variational or swag), not a {kind}.")
+    if isinstance(posterior, Laplace) and posterior.curvature.keep is not None:
         raise NotDefined("pruning by a subnetwork mask is not defined; fit a posterior without a mask.")
     chosen = _chosen(posterior, layers)
     network = posterior.network
@@ -56,7 +76,7 @@ def _why(module: nn.Module, name: str, tied: bool) -> str:
     return type(module.get_submodule(owner)).__name__
 
 
-def _chosen(posterior: Laplace, layers: Any) -> list[str]:
+def _chosen(posterior: WeightPosterior, layers: Any) -> list[str]:
     """Bayesian parameters of the layers that the user names."""
     if layers is None:
         return posterior.names()
@@ -69,10 +89,11 @@ def _chosen(posterior: Laplace, layers: Any) -> list[str]:
     return [n for n in posterior.names() if n in names]
 
 
-def _last(posterior: Laplace) -> list[str]:
-    if posterior.probe is None:
+def _last(posterior: WeightPosterior) -> list[str]:
+    probe = getattr(posterior, "probe", None)
+    if probe is None:
         raise BadOption("this posterior keeps no example to find the last layer with; name the layer instead.")
-    names = set(Last().resolve(posterior.network, posterior.probe[0]))
+    names = set(Last().resolve(posterior.network, probe[0]))
     return [n for n in posterior.names() if n in names]
 
 
@@ -89,20 +110,27 @@ def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
     return found
 
 
-def scores(posterior: Laplace, names: Sequence[str], by: str, seed: int = 0) -> dict[str, Tensor]:
+def scores(posterior: WeightPosterior, names: Sequence[str], by: str, seed: int = 0) -> dict[str, Tensor]:
     """The score of every weight, in float64 on the CPU; the lowest are pruned first."""
-    weights = {n: posterior.network.params[n].detach().double().cpu() for n in names}
+    check_criterion(posterior, by)
+    mean = posterior.mean()
+    weights = {n: mean[n].detach().double().cpu() for n in names}
     if by == "magnitude":
         return {n: w.abs() for n, w in weights.items()}
     if by == "random":
         generator = torch.Generator().manual_seed(seed)
         return {n: torch.rand(w.shape, generator=generator, dtype=torch.float64) for n, w in weights.items()}
     if by == "saliency":  # LeCun et al. (1989): ½ h_ii w_i²
+        assert isinstance(posterior, Laplace)
         curved = curvature_diagonal(posterior)
         return {n: 0.5 * w.square() * curved[n].double().cpu() for n, w in weights.items()}
     variance = {n: v.double().cpu() for n, v in posterior.variance().items() if n in weights}
     if by == "snr":
         return {n: w.abs() / variance[n].sqrt() for n, w in weights.items()}
+    if not isinstance(posterior, Laplace):
+        prior = prior_variances(posterior)
+        assert prior is not None
+        return {n: 1 - v / prior[n].double().cpu() for n, v in variance.items()}
     params = {p.name: p for block in posterior.blocks for p in block.params}
     return {n: 1 - v * posterior.prior.flat([params[n]]).reshape(v.shape) for n, v in variance.items()}
 
