@@ -1,0 +1,259 @@
+"""A Laplace posterior around each member of an ensemble, weighted by evidence (MacKay 1992; Ritter et al. 2018, §6).
+
+Index legend: M members, S draws, N examples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from whence.batches import check_finite, tensors_in
+from whence.curvature.jacobian import widened
+from whence.errors import BadData, BadOption, notice, one_of
+from whence.likelihoods import Gaussian, Likelihood
+from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
+from whence.posteriors.ensembles.mixture import allotted, check_weights, mixture
+from whence.posteriors.ensembles.posterior import members_of
+from whence.posteriors.front import laplace
+from whence.posteriors.laplace import Laplace
+from whence.predictive.links import Link, predict_draws
+from whence.predictive.predictions import Prediction
+from whence.predictive.sampled import WeightDraws
+
+Weighting = Literal["evidence", "equal"]
+ALONE = 0.99  # weight beyond which one member is all there is
+
+
+def laplace_ensemble(
+    models: Any,
+    data: Any,
+    *,
+    likelihood: Likelihood | Literal["classification", "binary", "regression"],
+    weights: Weighting = "evidence",
+    **options: Any,
+) -> LaplaceEnsemble:
+    """A mixture of Laplace posteriors, one around each network.
+
+    Args:
+        models: trained networks, also of different architectures, or an :class:`Ensemble`.
+        data: the training data; read once for each network.
+        likelihood: as for :func:`whence.laplace`; with ``"regression"`` each member has the noise of its own residuals.
+        weights: ``"evidence"``, each member by its Laplace evidence p(D | M); or ``"equal"``.
+        **options: of :func:`whence.laplace`.
+    """
+    one_of(weights, ("evidence", "equal"), "weights")
+    fitted = [laplace(model, data, likelihood=likelihood, **options) for model in members_of(models)]
+    return of_members(fitted, weights)
+
+
+def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:
+    """The mixture, after a look at whether the members predict the same thing."""
+    first = members[0].record.output_shape
+    for index, member in enumerate(members):
+        if member.record.output_shape != first:
+            raise BadData(
+                f"member {index} gives outputs of shape {list(member.record.output_shape)} for one input and member 0 "
+                f"of shape {list(first)}; members must agree on what they predict."
+            )
+    if weighting == "equal":
+        return LaplaceEnsemble(tuple(members), torch.full((len(members),), 1 / len(members)).double(), "equal")
+    logs = evidences(members)
+    weights = check_weights((logs - logs.max()).exp(), len(members))
+    assert weights is not None
+    heaviest = int(weights.argmax())
+    if len(members) > 1 and float(weights[heaviest]) > ALONE:
+        others = logs[torch.arange(len(members)) != heaviest]
+        notice(
+            f"member {heaviest} has {float(weights[heaviest]):.2%} of the weight: its log evidence is "
+            f"{float(logs[heaviest] - others.max()):.1f} above the next, so the others hardly count. Laplace evidences "
+            "of networks differ by more than their predictions do; weights='equal' takes them all."
+        )
+    return LaplaceEnsemble(tuple(members), weights, "evidence")
+
+
+def evidences(members: Sequence[Laplace]) -> Tensor:
+    """log p(D | M) of each member, all of them for the data as they are (a tuned data scale set aside), [M]."""
+    return torch.stack([replace(m, data_scale=1.0).log_evidence().double().cpu() for m in members])
+
+
+@dataclass(frozen=True, eq=False)
+class LaplaceEnsemble(DrawnPosterior):
+    """Made by :func:`whence.laplace_ensemble`: Σ_m w_m N(θ_m, Σ_m)."""
+
+    members: tuple[Laplace, ...]
+    weights: Tensor  # [M], float64, sum 1
+    weighting: str
+
+    kind: ClassVar[str] = "laplace_ensemble"
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def likelihood(self) -> Likelihood:  # type: ignore[override]
+        """That of the members; where each has a noise of its own, the root of their weighted mean square."""
+        first = self.members[0].likelihood
+        if not isinstance(first, Gaussian) or all(m.likelihood == first for m in self.members):
+            return first
+        squares: Any = sum(
+            float(w) * m.likelihood.noise.square()
+            for w, m in zip(self.weights, self.members, strict=True)
+            if isinstance(m.likelihood, Gaussian)
+        )
+        return Gaussian(squares.sqrt())
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return self.members[0].record.output_shape
+
+    def log_evidences(self) -> Tensor:
+        """log p(D | M) of each member, [M]."""
+        return evidences(self.members)
+
+    def log_evidence(self) -> Tensor:
+        """log of the members' mean evidence: that of the mixture with equal prior odds."""
+        return self.log_evidences().logsumexp(0) - math.log(len(self))
+
+    def predict(  # type: ignore[override]
+        self,
+        x: Any,
+        *,
+        method: Literal["linearised", "sampled"] | None = None,
+        link: Link = "mc",
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """The weighted mixture of the members' predictions; the options are those of :meth:`Laplace.predict`."""
+        parts: list[Any] = []
+        for member, weight in zip(self.members, self.weights, strict=True):
+            if float(weight) > 0 or not parts:
+                parts.append(
+                    (
+                        weight,
+                        member.predict(x, method=method, link=link, num_samples=num_samples, generator=generator),
+                    )
+                )
+        weights = torch.stack([w for w, _ in parts])
+        return mixture([p for _, p in parts], weights / weights.sum())
+
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> LaplaceEnsembleDraws:
+        """Draws in proportion: each member ⌊S w⌋ or ⌈S w⌉ times, with weights drawn from its Gaussian."""
+        if num_samples < 1:
+            raise BadOption(f"num_samples={num_samples} is not positive.")
+        which = allotted(self.weights, num_samples, generator)
+        counts = {m: which.count(m) for m in sorted(set(which))}
+        drawn = [self.members[m].draw(count, generator=generator) for m, count in counts.items()]
+        return LaplaceEnsembleDraws(drawn, self.likelihood)
+
+    def tune(self, data: Any = None, **options: Any) -> LaplaceEnsemble:
+        """Each member tuned as :meth:`Laplace.tune` does.
+
+        With validation data the weights stay: a prior chosen for its predictions says nothing about the evidence.
+        Without, each prior maximises the evidence, and weights by evidence are computed anew.
+        """
+        tuned = tuple(m.tune(data, **options) for m in self.members)
+        if data is None and self.weighting == "evidence":
+            return of_members(tuned, "evidence")
+        return replace(self, members=tuned)
+
+    def with_weights(self, weights: Any) -> LaplaceEnsemble:
+        """The same members by ``"evidence"``, ``"equal"``, or with weights of your own."""
+        if isinstance(weights, str):
+            return of_members(self.members, one_of(weights, ("evidence", "equal"), "weights"))
+        checked = check_weights(weights, len(self))
+        if checked is None:
+            return of_members(self.members, "equal")
+        return replace(self, weights=checked, weighting="given")
+
+    def networks(self) -> list[nn.Module]:
+        return [m.network.module for m in self.members]
+
+    def state(self) -> State:
+        """The files of the members, each under a prefix of its own."""
+        tensors: dict[str, Tensor] = {}
+        metas = []
+        with tempfile.TemporaryDirectory(prefix="whence-") as folder:
+            for index, member in enumerate(self.members):
+                path = Path(folder) / f"{index}.safetensors"
+                member.save(path)
+                with safe_open(str(path), framework="pt") as file:
+                    metas.append(json.loads(file.metadata()["whence"]))
+                    for key in file.keys():  # noqa: SIM118
+                        tensors[f"member.{index}.{key}"] = file.get_tensor(key)
+        return State({"members": metas, "weights": self.weights.tolist(), "weighting": self.weighting}, tensors)
+
+    @classmethod
+    def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> LaplaceEnsemble:
+        from whence.io import load
+        from whence.likelihoods import from_spec
+
+        members = []
+        with tempfile.TemporaryDirectory(prefix="whence-") as folder:
+            for index, (meta, model) in enumerate(zip(state.meta["members"], models, strict=True)):
+                prefix, path = f"member.{index}.", Path(folder) / f"{index}.safetensors"
+                own = {k[len(prefix) :]: v for k, v in state.tensors.items() if k.startswith(prefix)}
+                save_file(own, str(path), metadata={"whence": json.dumps(meta)})
+                users = None if from_spec(meta["likelihood"]) is not None else likelihood
+                members.append(load(path, model, likelihood=users))
+        weights = torch.tensor(state.meta["weights"], dtype=torch.float64)
+        return cls(tuple(members), weights, state.meta["weighting"])
+
+    def to(self, *args: Any, **kwargs: Any) -> LaplaceEnsemble:
+        return replace(self, members=tuple(m.to(*args, **kwargs) for m in self.members))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{w:.3g}" for w in self.weights.tolist())
+        return f"LaplaceEnsemble({len(self)} members, weights by {self.weighting}: {shown}; {self.likelihood!r})"
+
+
+class LaplaceEnsembleDraws(FunctionDraws):
+    """Weight draws of several members; each counts equally."""
+
+    def __init__(self, parts: list[WeightDraws], likelihood: Likelihood) -> None:
+        self.parts, self.likelihood = parts, likelihood
+
+    @property
+    def _places(self) -> list[tuple[int, int]]:
+        """Member and draw of each function, in order."""
+        return [(m, s) for m, part in enumerate(self.parts) for s in range(len(part))]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        places = self._places[index]
+        if isinstance(places, tuple):
+            function: Callable[[Any], Tensor] = self.parts[places[0]][places[1]]
+            return function
+        kept = []
+        for m, part in enumerate(self.parts):
+            rows = [s for member, s in places if member == m]
+            if rows:
+                kept.append(WeightDraws(part.network, {n: p[rows] for n, p in part.params.items()}, part.likelihood))
+        return LaplaceEnsembleDraws(kept, self.likelihood)
+
+    def outputs(self, x: Any) -> Tensor:
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
+        with torch.set_grad_enabled(wanted):
+            return torch.cat([part.outputs(x) for part in self.parts])
+
+    def modules(self) -> list[nn.Module]:
+        return [module for part in self.parts for module in part.modules()]
+
+    def predict(self, x: Any) -> Prediction:
+        """Each member's draws under its own likelihood, in proportion to their number."""
+        outputs = widened(self.outputs(x)).split([len(part) for part in self.parts])
+        check_finite(list(outputs), "the outputs under the weight draws", 0)
+        found = [predict_draws(part.likelihood, out) for part, out in zip(self.parts, outputs, strict=True)]
+        return mixture(found, torch.tensor([len(p) / len(self) for p in self.parts], dtype=torch.float64))
