@@ -18,6 +18,7 @@ from whence.metrics.calibration import Reliability, classwise_ece, ece, mce, rel
 from whence.metrics.classification import accuracy, brier
 from whence.metrics.deferral import Deferral, defer
 from whence.metrics.detection import aupr, auroc, detection, fpr95
+from whence.metrics.distance import Distance, distance, total_variation, wasserstein
 from whence.metrics.estimate import Estimate
 from whence.metrics.evaluate import Scores, evaluate
 from whence.metrics.loss import nll
@@ -26,6 +27,7 @@ from whence.metrics.selective import RiskCoverage, aurc, risk_coverage, selectiv
 
 __all__ = [
     "Deferral",
+    "Distance",
     "Estimate",
     "Reliability",
     "RiskCoverage",
@@ -40,6 +42,7 @@ __all__ = [
     "crps",
     "defer",
     "detection",
+    "distance",
     "ece",
     "evaluate",
     "fpr95",
@@ -51,5 +54,7 @@ __all__ = [
     "risk_coverage",
     "rmse",
     "selective_accuracy",
+    "total_variation",
+    "wasserstein",
     "width",
 ]

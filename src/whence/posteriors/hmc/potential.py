@@ -1,0 +1,179 @@
+"""The potential energy of a network's weights: U(θ) = Σ NLL + ½ (θ − μ₀)ᵀ Δ (θ − μ₀), for all chains at once.
+
+Index legend: K chains, P parameters, N examples.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.batches import Data, Inputs, check_finite, concatenate, size_of, take, tensors_in
+from whence.curvature.blocks import Param
+from whence.curvature.jacobian import budget
+from whence.errors import BadData, BadOption, TooLarge
+from whence.functional import Network, differentiable
+from whence.likelihoods import Gaussian, Likelihood
+from whence.predictive.sampled import largest_activation
+
+DATA_LIMIT = 2 * 2**30  # bytes
+KEPT = 8  # activations of the size of the largest one that a gradient is taken to hold
+
+
+@dataclass(frozen=True)
+class WholeData:
+    """All of the training data, as one batch."""
+
+    inputs: Inputs
+    targets: Tensor  # in the shape that the likelihood needs
+    outputs: Tensor  # of the trained network, [N, …]
+    likelihood: Likelihood  # with its noise
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+def read(network: Network, data: Data, likelihood: Likelihood, estimate: bool) -> WholeData:
+    """Read the data once and hold it; a noise that is to be estimated is the rms of the trained residuals."""
+    parts, held = [], 0
+    for batch in data:
+        held += sum(t.numel() * t.element_size() for t in tensors_in((batch.inputs, batch.targets)))
+        if held > DATA_LIMIT:
+            raise TooLarge(
+                f"HMC holds the whole data set, and it takes more than {DATA_LIMIT / 2**30:.0f} GiB. Every step needs "
+                "the gradient over all of it: take a subset, or whence.laplace, which reads batches."
+            )
+        parts.append(batch)
+    try:
+        inputs = concatenate([b.inputs for b in parts])
+        raw = torch.cat([b.targets for b in parts])
+    except RuntimeError as error:
+        raise BadData(
+            f"HMC holds the data as one batch, and these batches cannot be joined ({error}). Pad them to one shape."
+        ) from error
+    with torch.no_grad():
+        outputs = network(inputs)
+    check_finite(outputs, "the outputs of the network", 0)
+    targets = likelihood.check(outputs, raw)
+    if estimate:
+        noise = float((outputs - targets).square().mean().sqrt())
+        if not noise > 1e-7 * float(targets.abs().max()):
+            raise BadOption(
+                f"the training residuals are {noise:g}, so the noise cannot be estimated from them: the network fits "
+                "its data exactly. Pass likelihood=whence.Gaussian(noise=…)."
+            )
+        likelihood = Gaussian(noise)
+    return WholeData(inputs, targets, outputs, likelihood)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parameters in the network's order ↔ vectors [..., P]."""
+
+    params: tuple[Param, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel for p in self.params)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        pieces = flat.split([p.numel for p in self.params], dim=-1)
+        return {p.name: v.reshape((*flat.shape[:-1], *p.shape)) for p, v in zip(self.params, pieces, strict=True)}
+
+    def join(self, values: dict[str, Tensor]) -> Tensor:
+        lead = [values[p.name].shape[: values[p.name].dim() - len(p.shape)] for p in self.params]
+        return torch.cat([values[p.name].reshape(*n, p.numel) for n, p in zip(lead, self.params, strict=True)], dim=-1)
+
+    @classmethod
+    def of(cls, network: Network, names: Sequence[str]) -> Layout:
+        return cls(tuple(Param(n, tuple(network.params[n].shape)) for n in names))
+
+
+class Potential:
+    """U and its gradient at positions [K, P]: vectorised over chains and traced to plain operations where that works.
+
+    A trace is kept for each number of chains; where ``vmap`` fails, chains go one after the other.
+    """
+
+    def __init__(self, network: Network, data: WholeData, layout: Layout, precision: Tensor, mean: Tensor) -> None:
+        self.network, self.data, self.layout = network, data, layout
+        self.precision, self.mean = precision, mean  # Δ and μ₀, [P]
+        self._functions: dict[int, Callable[[Tensor], tuple[Tensor, Tensor]]] = {}
+        self.way: dict[int, str] = {}  # how K chains are computed: "traced", "vmap" or "loop"
+
+    def one(self, flat: Tensor) -> Tensor:
+        """U at one position [P]."""
+        outputs = self.network.functional(self.layout.split(flat), self.data.inputs)
+        loss = self.data.likelihood.nll(outputs, self.data.targets).sum()
+        off = flat - self.mean
+        return loss + 0.5 * (self.precision * off * off).sum()
+
+    def __call__(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        chains = len(position)
+        if chains not in self._functions:
+            self._functions[chains], self.way[chains] = self._fastest(position)
+        with torch.no_grad():
+            gradient, value = self._functions[chains](position)
+        return value, gradient
+
+    def _fastest(self, position: Tensor) -> tuple[Callable[[Tensor], Any], str]:
+        single = torch.func.grad_and_value(self.one)
+        step = self._together(len(position))
+        with differentiable(self.network), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                several = torch.func.vmap(single, chunk_size=None if step >= len(position) else step)
+                several(position)
+            except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+                if "out of memory" in str(error):
+                    raise
+                return self._guarded(lambda q: _stacked([single(row) for row in q])), "loop"
+            if step >= len(position):
+                traced = _traced(several, position)
+                if traced is not None:
+                    return traced, "traced"
+        return self._guarded(several), "vmap"
+
+    def _guarded(self, function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def run(position: Tensor) -> Any:
+            with differentiable(self.network), torch.no_grad(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return function(position)
+
+        return run
+
+    def _together(self, chains: int) -> int:
+        """Chains whose activations fit the budget together."""
+        few = take(self.data.inputs, slice(0, 1))
+        each = KEPT * largest_activation(self.network, few) * size_of(self.data.inputs)
+        return max(1, min(chains, budget(self.network.device) // max(each, 1)))
+
+
+def _stacked(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([g for g, _ in results]), torch.stack([v for _, v in results])
+
+
+def _traced(function: Callable[[Tensor], Any], position: Tensor) -> Callable[[Tensor], Any] | None:
+    """The same as a script of plain tensor operations, if it computes the same elsewhere; several times faster."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        graph = make_fx(lambda q: function(q))(position)  # a plain function: fx counts the arguments of its code
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        script: Callable[[Tensor], Any] = torch.jit.freeze(
+            torch.jit.trace(graph.eval(), (position,), check_trace=False)
+        )
+        other = position + 0.1 * torch.linspace(-1, 1, position.numel()).to(position).reshape(position.shape)
+        for _ in range(3):  # the executor settles on its form in the first runs
+            found, expected = script(other), function(other)
+            if not all(torch.allclose(a, b, rtol=1e-4, equal_nan=True) for a, b in zip(found, expected, strict=True)):
+                return None
+    except Exception:
+        return None
+    return script
