@@ -57,6 +57,7 @@ def labels() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def linear() -> Hmc:
+    torch.manual_seed(0)
     likelihood = whence.Gaussian(noise=NOISE)
     return sampled(
         nn.Linear(3, 1).double(), linear_data(), likelihood=likelihood, prior_precision=PRECISION, chains=8,

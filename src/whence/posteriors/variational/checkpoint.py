@@ -1,0 +1,129 @@
+"""The state of a variational training on disk: safetensors with JSON metadata, replaced in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from whence.errors import BadFile, BadOption
+from whence.posteriors.variational.history import Row
+from whence.posteriors.variational.module import VariationalModule
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The epochs so far, and the best variational parameters on validation data."""
+
+    rows: tuple[Row, ...] = ()
+    best: Tensors | None = None
+    best_epoch: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.rows[-1].seconds if self.rows else 0.0
+
+    def after(self, row: Row, module: VariationalModule) -> Progress:
+        """With one more epoch."""
+        rows = (*self.rows, row)
+        if row.validation is None:
+            return Progress(rows)
+        earlier = [r.validation for r in self.rows if r.validation is not None]
+        if earlier and row.validation >= min(earlier):
+            return Progress(rows, self.best, self.best_epoch)
+        best = {k: v.detach().clone() for k, v in module.blocks.state_dict().items()}
+        return Progress(rows, best, row.epoch)
+
+    def stale(self, patience: int | None) -> bool:
+        """Whether the validation loss has not improved for that many epochs."""
+        return patience is not None and self.best_epoch is not None and len(self.rows) - self.best_epoch >= patience
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that a training writes after every epoch, and goes on from."""
+
+    path: Path
+    meta: dict[str, Any]  # what must be the same
+
+    @classmethod
+    def at(cls, path: str | Path | None, module: VariationalModule, settings: dict[str, Any]) -> Checkpoint | None:
+        if path is None:
+            return None
+        if not Path(path).absolute().parent.is_dir():
+            raise BadFile(f"cannot write the checkpoint {path}: the folder {Path(path).parent} is missing.")
+        shapes = {n: list(v.shape) for n, v in module.mean().items()}
+        return cls(Path(path), {"network": module.origin_hash, "names": shapes, "settings": settings})
+
+    def write(self, done: Progress, module: VariationalModule, optimiser: torch.optim.Optimizer) -> None:
+        tensors = {f"blocks.{k}": v for k, v in module.blocks.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in (done.best or {}).items()}
+        for index, values in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{k}": torch.as_tensor(v) for k, v in values.items()}
+        plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        meta = self.meta | {"rows": [asdict(r) for r in done.rows], "best_epoch": done.best_epoch}
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        try:
+            save_file(plain, str(temporary), metadata={"whence": json.dumps(meta)})
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def load(self, module: VariationalModule, optimiser: torch.optim.Optimizer) -> Progress:
+        """Where the training stood; module and optimiser are set to it. A fresh start if there is no file."""
+        if not self.path.exists():
+            return Progress()
+        tensors, meta = self._read()
+        self._refuse_others(meta)
+        parts: dict[str, Tensors] = {"blocks": {}, "best": {}, "optimiser": {}}
+        for key, value in tensors.items():
+            part, name = key.split(".", 1)
+            parts[part][name] = value
+        module.blocks.load_state_dict(parts["blocks"])
+        state = optimiser.state_dict()
+        state["state"] = {}
+        for key, value in parts["optimiser"].items():
+            index, name = key.split(".", 1)
+            state["state"].setdefault(int(index), {})[name] = value
+        optimiser.load_state_dict(state)
+        device = next(module.parameters()).device
+        best = {k: v.to(device) for k, v in parts["best"].items()} or None
+        return Progress(tuple(Row(**row) for row in meta["rows"]), best, meta["best_epoch"])
+
+    def _read(self) -> tuple[Tensors, dict[str, Any]]:
+        try:
+            with safe_open(str(self.path), "pt") as file:
+                meta = json.loads((file.metadata() or {})["whence"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if not all(key in meta for key in (*self.meta, "rows", "best_epoch")):
+                raise ValueError("it is no checkpoint of whence.variational")
+            return tensors, meta
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise BadFile(f"the checkpoint {self.path} cannot be read ({error}). Remove it and train anew.") from error
+
+    def _refuse_others(self, meta: dict[str, Any]) -> None:
+        """A checkpoint of other weights or other settings would give neither the one training nor the other."""
+        mine = json.loads(json.dumps(self.meta))
+        if mine["names"] != meta["names"]:
+            name = next(iter(set(map(str, mine["names"].items())) ^ set(map(str, meta["names"].items()))), "")
+            raise BadFile(f"the checkpoint {self.path} is of another network: they differ in {name}.")
+        if mine["network"] != meta["network"]:
+            raise BadFile(
+                f"the checkpoint {self.path} is of another network: the parameters have the same shapes but other "
+                "values. Start from the same model, or remove the file."
+            )
+        for key, value in mine["settings"].items():
+            if value != meta["settings"].get(key):
+                raise BadOption(
+                    f"the checkpoint {self.path} was made with {key}={meta['settings'].get(key)!r}, not {value!r}. Go "
+                    "on with the same settings, or remove the file."
+                )

@@ -1,0 +1,302 @@
+"""The variational posterior: a Gaussian over weights that maximises the ELBO."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from whence.batches import Data
+from whence.curvature.blocks import Block, owner_of
+from whence.errors import BadData, BadOption, NotDefined, TooLarge
+from whence.functional import Network, copy_module
+from whence.likelihoods import Likelihood
+from whence.posteriors.base import WeightPosterior
+from whence.posteriors.drawn import DrawnPosterior, State
+from whence.posteriors.laplace import COVARIANCE_LIMIT
+from whence.posteriors.variational.blocks import VariationalBlock, by_layer
+from whence.posteriors.variational.history import History, Row
+from whence.posteriors.variational.module import VariationalModule
+from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
+from whence.posteriors.variational.weighting import KlWeight
+from whence.predictive.sampled import WeightDraws
+from whence.priors import PriorPrecision
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """An estimate of the evidence lower bound, with its Monte Carlo standard error."""
+
+    value: float
+    standard_error: float
+    log_likelihood: float  # expected, summed over the data
+    kl: float  # summed over the weights
+
+
+@dataclass(frozen=True, eq=False)
+class Variational(DrawnPosterior, WeightPosterior):
+    """Made by :func:`whence.variational`, or by :meth:`of` from a module that you trained."""
+
+    kind: ClassVar[str] = "variational"
+
+    network: Network  # at the mean
+    origin: nn.Module  # the network as it was given
+    parts: nn.ModuleList  # of VariationalBlock, frozen
+    likelihood: Likelihood  # type: ignore[misc]
+    prior: WeightPrior
+    family: str
+    estimator: str
+    kl_weight: KlWeight
+    history: History
+    best_epoch: int | None = None  # where early stopping went back to
+    data_size: int | None = None
+    output_shape: tuple[int, ...] | None = None  # of one example
+    rank: int = 8
+
+    @classmethod
+    def of(
+        cls,
+        module: VariationalModule,
+        likelihood: Likelihood,
+        *,
+        kl_weight: KlWeight | None = None,
+        history: History | None = None,
+        best_epoch: int | None = None,
+        data_size: int | None = None,
+        output_shape: tuple[int, ...] | None = None,
+    ) -> Variational:
+        """The posterior that a trained :class:`VariationalModule` holds now; later training does not change it."""
+        if not isinstance(module, VariationalModule):
+            raise BadData(f"Variational.of needs a VariationalModule, not a {type(module).__name__}.")
+        if not isinstance(likelihood, Likelihood):
+            raise BadOption(f"likelihood must be a whence.Likelihood, such as Categorical(), not {likelihood!r}.")
+        for name, p in module.named_parameters():
+            if not bool(torch.isfinite(p).all()):
+                raise BadData(f"the variational parameter {name!r} holds NaN or infinite values.")
+        parts = copy.deepcopy(module.blocks).requires_grad_(False)
+        return cls(
+            network=at_mean(module.model, parts),
+            origin=copy_module(module.model),
+            parts=parts,
+            likelihood=likelihood,
+            prior=module.prior,
+            family=module.family,
+            estimator=module.estimator,
+            kl_weight=kl_weight or KlWeight(),
+            history=history or History(),
+            best_epoch=best_epoch,
+            data_size=data_size,
+            output_shape=output_shape,
+            rank=module.rank,
+        )
+
+    # What it is
+
+    def _parts(self) -> Sequence[VariationalBlock]:
+        return list(self.parts)  # type: ignore[arg-type]
+
+    def names(self) -> list[str]:
+        """Bayesian parameters in the network's order."""
+        found = {n for part in self._parts() for n in part.names}
+        return [n for n in self.network.params if n in found]
+
+    def layers(self) -> dict[str, list[str]]:
+        """Layer → its Bayesian parameters, in the network's order."""
+        found: dict[str, list[str]] = {}
+        for name in self.names():
+            found.setdefault(owner_of(name), []).append(name)
+        return found
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The Bayesian parameters by layer."""
+        return by_layer(self.network, self.names())
+
+    @property
+    def structures(self) -> dict[str, str]:
+        """Parameter → the form of its covariance."""
+        found = {n: part.structure for part in self._parts() for n in part.names}
+        return {n: found[n] for n in self.names()}
+
+    @property
+    def prior_precision(self) -> float | dict[str, float | Tensor]:
+        """One number if all weights share it, else by parameter."""
+        if isinstance(self.prior, ScaleMixture):
+            raise NotDefined(f"a {self.prior.describe()} has no precision; see .prior.")
+        number = self.prior.number
+        return number if number is not None else dict(self.prior.values)
+
+    @property
+    def parameters(self) -> int:
+        """Number of Bayesian weights."""
+        return sum(part.size for part in self._parts())
+
+    # Weights
+
+    @torch.no_grad()
+    def mean(self) -> dict[str, Tensor]:
+        return {n: self.network.params[n].detach().clone() for n in self.names()}
+
+    @torch.no_grad()
+    def variance(self) -> dict[str, Tensor]:
+        found = {n: v for part in self._parts() for n, v in part.variance().items()}
+        return {n: found[n] for n in self.names()}
+
+    def signal_to_noise(self) -> dict[str, Tensor]:
+        """|μ| / σ of every weight: Blundell et al. (2015), section 5.1."""
+        variance = self.variance()
+        return {n: mean.abs() / variance[n].sqrt() for n, mean in self.mean().items()}
+
+    @torch.no_grad()
+    def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        if num_samples < 1:
+            raise BadOption(f"num_samples={num_samples} is not positive.")
+        found: dict[str, Tensor] = {}
+        for part in self._parts():
+            found.update(part.sample(num_samples, generator))
+        return {n: found[n] for n in self.names()}
+
+    @torch.no_grad()
+    def log_prob(self, values: dict[str, Tensor]) -> Tensor:
+        """log q of draws by parameter, [S, *shape] each: [S]."""
+        return torch.stack([part.log_prob(values) for part in self._parts()]).sum(0)
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        needed = self.parameters**2 * 8
+        if needed > COVARIANCE_LIMIT:
+            raise TooLarge(
+                f"the dense covariance of {self.parameters:,} weights needs {needed / 2**30:.1f} GiB (limit "
+                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
+            )
+        total = torch.block_diag(*(part.covariance() for part in self._parts()))
+        starts: dict[str, Tensor] = {}
+        start = 0
+        for part in self._parts():
+            for p in part.params:
+                starts[p.name] = torch.arange(start, start + p.numel, device=total.device)
+                start += p.numel
+        order = torch.cat([starts[n] for n in self.names()])
+        return total[order][:, order]
+
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
+        """Functions x → raw outputs, each with weights of its own, shared across the batch."""
+        return WeightDraws(self.network, self.sample(num_samples, generator), self.likelihood)
+
+    # The bound
+
+    @torch.no_grad()
+    def kl(self, num_samples: int = 100, generator: torch.Generator | None = None) -> Tensor:
+        """KL(q ‖ p) summed over weights: closed-form, or for a mixture the mean over ``num_samples`` draws."""
+        return self._kl(num_samples, generator).mean()
+
+    def _kl(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """One value, or one for each draw."""
+        if isinstance(self.prior, ScaleMixture):
+            prior = self.prior
+            return torch.stack([part.kl_by_draws(prior, count, generator) for part in self._parts()]).sum(0)
+        return torch.stack([part.kl(self.prior) for part in self._parts()]).sum().reshape(1)
+
+    @torch.no_grad()
+    def elbo(self, data: Any, num_samples: int = 32, generator: torch.Generator | None = None) -> Elbo:
+        """E_q[log p(D | w)] − KL(q ‖ p) by weight draws over all of ``data``, at temperature 1."""
+        if num_samples < 2:
+            raise BadOption(f"num_samples={num_samples}: a standard error needs at least 2 draws.")
+        draws = self.draw(num_samples, generator)
+        sums = torch.zeros(num_samples, dtype=torch.float64)
+        for batch in Data(data, self.network.device, self.network.dtype):
+            for s, outputs in enumerate(draws.outputs(batch.inputs)):
+                targets = self.likelihood.check(outputs, batch.targets, batch.index)
+                sums[s] -= float(self.likelihood.nll(outputs, targets).double().sum())
+        kls = self._kl(num_samples, generator).double().cpu()
+        spread = sums.var() / num_samples + (kls.var() / len(kls) if len(kls) > 1 else 0.0)
+        likelihood, kl = float(sums.mean()), float(kls.mean())
+        return Elbo(likelihood - kl, math.sqrt(float(spread)), likelihood, kl)
+
+    # Keeping
+
+    def networks(self) -> list[nn.Module]:
+        return [self.origin]
+
+    def state(self) -> State:
+        prior: Any
+        tensors = {f"parts.{k}": v for k, v in self.parts.state_dict().items()}
+        if isinstance(self.prior, ScaleMixture):
+            prior = {"mixture": asdict(self.prior)}
+        else:
+            prior = {"values": {n: None if isinstance(v, Tensor) else v for n, v in self.prior.values.items()}}
+            tensors |= {f"prior.{n}": v for n, v in self.prior.values.items() if isinstance(v, Tensor)}
+        meta = {
+            "names": self.names(),
+            "family": self.family,
+            "estimator": self.estimator,
+            "rank": self.rank,
+            "prior": prior,
+            "kl_weight": asdict(self.kl_weight),
+            "history": [asdict(row) for row in self.history],
+            "best_epoch": self.best_epoch,
+            "data_size": self.data_size,
+            "output_shape": None if self.output_shape is None else list(self.output_shape),
+        }
+        return State(meta, tensors)
+
+    @classmethod
+    def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> Variational:
+        meta, tensors = state.meta, state.tensors
+        estimator = meta["estimator"]
+        with torch.random.fork_rng([]):
+            module = VariationalModule(
+                models[0], family=meta["family"], estimator=estimator, rank=meta["rank"], _names=meta["names"]
+            )
+        parts = {k.removeprefix("parts."): v for k, v in tensors.items() if k.startswith("parts.")}
+        module.blocks.load_state_dict(parts)
+        module.prior = _prior(meta["prior"], tensors)
+        shape = meta["output_shape"]
+        return cls.of(
+            module,
+            likelihood,
+            kl_weight=KlWeight(**meta["kl_weight"]),
+            history=History(tuple(Row(**row) for row in meta["history"])),
+            best_epoch=meta["best_epoch"],
+            data_size=meta["data_size"],
+            output_shape=None if shape is None else tuple(shape),
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Variational:
+        """A copy on another device or in another floating-point type."""
+        parts = copy.deepcopy(self.parts).to(*args, **kwargs)
+        origin = copy_module(self.origin)
+        return replace(self, network=at_mean(origin.to(*args, **kwargs), parts), parts=parts)
+
+    def __repr__(self) -> str:
+        prior = self.prior.describe() if isinstance(self.prior, ScaleMixture) else f"precision {self.prior.describe()}"
+        last = f"; {len(self.history)} epochs, ELBO {self.history[-1].elbo:.6g}" if len(self.history) else ""
+        cold = "" if self.kl_weight.plain else f"; tempered: KL × {self.kl_weight.temperature:g}"
+        return (
+            f"Variational({self.family}, {self.estimator}; {self.parameters:,} weights in {len(self.layers())} layers; "
+            f"{self.likelihood!r}; prior {prior}{last}{cold})"
+        )
+
+
+def at_mean(model: nn.Module, parts: nn.ModuleList) -> Network:
+    """A copy of the network with the variational means as its weights; exactly those require gradients."""
+    network = Network.snapshot(model)
+    means: dict[str, Tensor] = {}
+    for part in parts:
+        means.update(part.mean())  # type: ignore[operator]
+    with torch.no_grad():
+        for name, value in means.items():
+            network.params[name].copy_(value)
+    network.select(list(means))
+    return network
+
+
+def _prior(spec: dict[str, Any], tensors: dict[str, Tensor]) -> WeightPrior:
+    if "mixture" in spec:
+        return ScaleMixture(**spec["mixture"])
+    return PriorPrecision({n: tensors[f"prior.{n}"] if v is None else v for n, v in spec["values"].items()})
