@@ -24,7 +24,12 @@ from whence.priors import Prior
 
 if TYPE_CHECKING:
     from whence import metrics, zoo
-    from whence.auditing import Audit, audit
+    from whence.auditing import Audit, Comparison, audit, compare
+    from whence.posteriors.dropout import Dropout, dropout
+    from whence.posteriors.ensembles import Ensemble, LaplaceEnsemble, ensemble, fit_ensemble, laplace_ensemble
+    from whence.posteriors.hmc import Hmc, hmc
+    from whence.posteriors.swag import Swag, SwagCollector, swag
+    from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
     from whence.where.compact import compact
     from whence.where.detectors import compare_detectors, detectors
     from whence.where.novelty import Novelty, novelty
@@ -37,10 +42,15 @@ __all__ = [
     "Audit",
     "Bernoulli",
     "Categorical",
+    "Comparison",
     "Custom",
+    "Dropout",
+    "Ensemble",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Hmc",
     "Laplace",
+    "LaplaceEnsemble",
     "Likelihood",
     "Novelty",
     "Poisson",
@@ -48,15 +58,26 @@ __all__ = [
     "Prior",
     "PruneCurve",
     "Reference",
+    "ScaleMixture",
+    "Swag",
+    "SwagCollector",
     "Track",
+    "Variational",
+    "VariationalModule",
     "WeightPosterior",
     "__version__",
     "audit",
     "compact",
+    "compare",
     "compare_detectors",
     "detectors",
+    "dropout",
+    "ensemble",
     "errors",
+    "fit_ensemble",
+    "hmc",
     "laplace",
+    "laplace_ensemble",
     "load",
     "merge",
     "metrics",
@@ -65,14 +86,34 @@ __all__ = [
     "prune_curve",
     "reference_of",
     "subnetwork",
+    "swag",
     "track",
+    "variational",
     "zoo",
 ]
 
 
 _LATER = {
     "Audit": "auditing",
+    "Comparison": "auditing",
+    "Dropout": "posteriors.dropout",
+    "Ensemble": "posteriors.ensembles",
+    "LaplaceEnsemble": "posteriors.ensembles",
+    "Swag": "posteriors.swag",
+    "SwagCollector": "posteriors.swag",
+    "fit_ensemble": "posteriors.ensembles",
+    "laplace_ensemble": "posteriors.ensembles",
+    "Hmc": "posteriors.hmc",
+    "hmc": "posteriors.hmc",
+    "swag": "posteriors.swag",
+    "ScaleMixture": "posteriors.variational",
+    "Variational": "posteriors.variational",
+    "VariationalModule": "posteriors.variational",
     "audit": "auditing",
+    "compare": "auditing",
+    "dropout": "posteriors.dropout",
+    "ensemble": "posteriors.ensembles",
+    "variational": "posteriors.variational",
     "Novelty": "where.novelty",
     "Reference": "where.reference",
     "compare_detectors": "where.detectors",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from whence.auditing.sets import Held, outputs_of
+from whence.auditing.subject import Subject
 from whence.errors import BadOption, NotDefined, WhenceError
 from whence.predictive.links import predict_draws
-from whence.where.table import Where
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,21 @@ class Context:
     options: Options
     where_posterior: Any = None  # the one that the profile is of; see :mod:`whence.auditing.sharing`
     where_note: str = ""
+    methods: Mapping[str, Any] = field(default_factory=dict)  # other posteriors
     made: dict[str, Any] = field(default_factory=dict)  # finished sections, for words about them
+
+    @functools.cached_property
+    def subject(self) -> Subject:
+        return Subject(self.posterior)
 
     @property
     def task(self) -> str:
         return str(self.posterior.likelihood.task)
+
+    def need_closed_forms(self, what: str) -> None:
+        """For sections that only a Laplace posterior has."""
+        if not self.subject.laplace:
+            raise NotDefined(f"{what} needs a Laplace posterior; this is a {type(self.posterior).__name__}.")
 
     def need(self, name: str, targets: bool = False) -> Held:
         """A data set that a section cannot do without."""
@@ -66,15 +76,18 @@ class Context:
         if key not in self._predictions:
             held = self.need(name)
             if kind == "plain":
-                found = predict_draws(self.posterior.likelihood, outputs_of(self.posterior.network, held.inputs)[None])
+                found = predict_draws(self.posterior.likelihood, outputs_of(self.subject.network, held.inputs)[None])
             else:
-                generator = torch.Generator().manual_seed(self.options.seed)
-                dense = len(self.posterior.record.output_shape) != 1
-                found = self.posterior.predict(
-                    held.inputs, **({"method": "sampled", "num_samples": 30, "generator": generator} if dense else {})
-                )
+                found = self.posterior.predict(held.inputs, **self._by_draws())
             self._predictions[key] = found
         return self._predictions[key]
+
+    def _by_draws(self) -> dict[str, Any]:
+        """How to predict where that takes draws: the same ones every time."""
+        if self.subject.laplace and not self.subject.dense:
+            return {}
+        found: dict[str, Any] = {"generator": torch.Generator().manual_seed(self.options.seed)}
+        return found | ({"method": "sampled", "num_samples": 30} if self.subject.dense else {})
 
     @functools.cached_property
     def profiled(self) -> dict[str, Held]:
@@ -82,10 +95,10 @@ class Context:
         return {n: h.thinned(self.options.profiled) for n, h in self.sets.items() if h is not None}
 
     @functools.cached_property
-    def _tables(self) -> dict[str, Where]:
+    def _tables(self) -> dict[str, Any]:
         return {}
 
-    def where(self, name: str) -> Where:
+    def where(self, name: str) -> Any:
         """The tables of one of the sets."""
         self.need(name)
         if name not in self._tables:
@@ -94,7 +107,7 @@ class Context:
 
     def class_name(self, index: int) -> str:
         names = self.options.classes
-        return names[index] if names is not None else str(index)
+        return names[index] if names is not None and 0 <= index < len(names) else str(index)
 
 
 def check_classes(classes: Any, outputs: int, task: str) -> tuple[str, ...] | None:
@@ -102,11 +115,11 @@ def check_classes(classes: Any, outputs: int, task: str) -> tuple[str, ...] | No
     if classes is None:
         return None
     names = tuple(str(c) for c in classes)
-    wanted = outputs if task == "classification" else 2
+    wanted = outputs if task == "classification" or outputs > 1 else 2
     if task not in ("classification", "binary"):
         raise BadOption(f"classes= names the classes of a classification; this is {task}.")
     if len(names) != wanted:
-        raise BadOption(f"classes= has {len(names)} names for {wanted} classes.")
+        raise BadOption(f"classes= has {len(names)} names for {wanted} {'labels' if task == 'binary' else 'classes'}.")
     return names
 
 

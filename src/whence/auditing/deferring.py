@@ -10,18 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from whence.auditing.context import UNCERTAINTY, Context, uncertainty
-from whence.auditing.plain import estimate, number, numbers
-from whence.auditing.quality import wrong_of
-from whence.auditing.sets import spaced
+from whence.auditing.plain import estimate, number
+from whence.auditing.scoring import curve_of, wrong_of
 from whence.errors import NotDefined, Notice
-from whence.metrics import Deferral, Estimate, defer, risk_coverage, rmse
+from whence.metrics import Deferral, Estimate, defer, rmse
 from whence.metrics.bootstrap import mean
 from whence.metrics.elements import elements, read
 
+EVEN = 0.01  # spread of the variances, relative to their mean, below which there is nothing to rank by
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.5)
 ERRORS = (0.1, 0.05, 0.02, 0.01, 0.005)
 CONFIDENCE = 0.95
-POINTS = 100
 
 
 def deferral(context: Context) -> dict[str, Any]:
@@ -32,7 +31,8 @@ def deferral(context: Context) -> dict[str, Any]:
     found: dict[str, Any] = {"measure": name, "label": label}
     if context.task in ("regression", "count"):
         rows = [_numbers_row(context, coverage) for coverage in COVERAGES]
-        return found | {"error": "root mean squared error", "rows": rows, "curve": None, "words": _words(rows, False)}
+        words = [*_even(context), *_words(rows, False)]
+        return found | {"error": "root mean squared error", "rows": rows, "curve": None, "words": words}
     pairs = {}
     for held in (validation, test):
         assert held.targets is not None
@@ -44,7 +44,7 @@ def deferral(context: Context) -> dict[str, Any]:
     rows = [_row(pairs, coverage=c) for c in COVERAGES]
     overall = float(pairs["test"][1].mean())
     rows += [_row(pairs, max_error=e, confidence=CONFIDENCE) for e in ERRORS if e < max(overall, 0.01)]
-    curve = {kind: _curve(context, kind, test.targets) for kind in ("plain", "bayesian")}
+    curve = {kind: curve_of(context.prediction("test", kind), test.targets) for kind in ("plain", "bayesian")}
     return found | {"error": "error rate", "rows": rows, "curve": curve, "words": _words(rows, True)}
 
 
@@ -56,6 +56,7 @@ def _row(pairs: dict[str, tuple[Tensor, Tensor]], **asked: float) -> dict[str, A
         "target": rule.target,
         "confidence": rule.confidence,
         "threshold": number(rule.threshold),
+        "answers": "all" if rule.threshold == math.inf else "none" if rule.threshold == -math.inf else "some",
         "validation": {"coverage": number(rule.coverage), "error": _value(rule.error)},
         "test": _reached(reached),
     }
@@ -108,6 +109,7 @@ def _numbers_row(context: Context, coverage: float) -> dict[str, Any]:
         "target": coverage,
         "confidence": None,
         "threshold": number(threshold),
+        "answers": "all" if threshold == math.inf else "some",
         "validation": {
             "coverage": number((parts["validation"][0] <= threshold).double().mean()),
             "error": _value(reached("validation", True)),
@@ -120,11 +122,12 @@ def _numbers_row(context: Context, coverage: float) -> dict[str, Any]:
     }
 
 
-def _curve(context: Context, kind: str, targets: Tensor) -> dict[str, list[Any]]:
-    prediction = context.prediction("test", kind)
-    table = risk_coverage(prediction, targets, uncertainty=uncertainty(prediction).reshape(targets.shape))
-    index = spaced(len(table.coverage), min(POINTS, len(table.coverage)))
-    return {"coverage": numbers(table.coverage[index]), "error": numbers(table.risk[index])}
+def _even(context: Context) -> list[str]:
+    """Said where the variances hardly differ."""
+    spread = uncertainty(context.prediction("test"))
+    if float(spread.std()) > EVEN * float(spread.mean()):
+        return []
+    return ["The predicted variance is nearly the same for all test inputs: it cannot tell which answers to hand over."]
 
 
 def _words(rows: list[dict[str, Any]], labels: bool) -> list[str]:

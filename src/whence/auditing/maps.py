@@ -29,6 +29,7 @@ KINDS = ("weight", "std", "identified")
 def maps(context: Context) -> list[dict[str, Any]]:
     """One for each layer: weights, standard deviations and identified fractions in their places."""
     where = context.where("test")
+    context.need_closed_forms("a weight map")
     blocks = context.where_posterior.blocks[:LAYERS]
     return [_layer(where, block, first=index == 0) for index, block in enumerate(blocks)]
 

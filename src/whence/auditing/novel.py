@@ -33,6 +33,7 @@ LABELS = {
 
 def novel(context: Context) -> dict[str, Any]:
     """Quantiles of what is unexplained, p-values, and AUROCs where there is a set from elsewhere."""
+    context.need_closed_forms("novelty")
     reference = reference_for(context)
     if reference is None:
         raise NotDefined("no validation data were given, against which novelty is held.")
@@ -97,8 +98,8 @@ def _set(key: str, label: str, found: Novelty, level: float) -> dict[str, Any]:
 def _detectors(context: Context, reference: Any) -> DetectorTable | None:
     """With those that need training data, where they can be had."""
     train = None if context.train is None else hold(context.train, "train", TRAINED)
-    pair = None if train is None or train.targets is None else (train.inputs, train.targets)
-    inside, outside = (context.profiled[name].inputs for name in ("test", "ood"))
+    pair = None if train is None or train.targets is None else train.pair
+    inside, outside = (context.profiled[name].pair for name in ("test", "ood"))
     try:
         return compare_detectors(context.posterior, inside, outside, train=pair, reference=reference)
     except MissingExtra as error:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.context import Context
+from whence.auditing.drawn_profile import drawn_profile
 from whence.auditing.pick import picked
 from whence.auditing.plain import number, numbers
 from whence.auditing.sets import spaced
@@ -40,6 +41,8 @@ class View:
 def profile(context: Context) -> dict[str, Any]:
     """Nodes, and a share and an explained fraction on each of them in every view."""
     context.need("test")
+    if not context.subject.laplace:
+        return drawn_profile(context)
     posterior = context.where_posterior
     sets = _sets(context)
     split = {v.key: shares_with_units(posterior, v.inputs) for v in sets}

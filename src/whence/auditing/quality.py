@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from whence.auditing.context import UNCERTAINTY, Context, uncertainty
-from whence.auditing.plain import estimate, numbers
+from whence.auditing.plain import estimate
+from whence.auditing.scoring import METRICS, NEGLIGIBLE, losses_of, paired, reliability_of, scores_of, sorted_values
 from whence.errors import BadData, NotDefined
-from whence.metrics import Estimate, auroc, evaluate, reliability
-from whence.metrics.bootstrap import mean
-from whence.metrics.elements import elements, read
-from whence.predictive.predictions import ClassificationPrediction, RegressionPrediction
-from whence.where.weights import thinned
+from whence.metrics import Estimate
 
-BINS = 10
-POINTS = 200  # of a curve
-
-# name → label, which is better, what it says
-METRICS: dict[str, tuple[str, str, str]] = {
-    "accuracy": ("Accuracy", "higher", "How often the most probable class is the right one."),
-    "rmse": ("RMSE", "lower", "The typical size of an error, in the units of the target."),
-    "nll": (
-        "NLL",
-        "lower",
-        "Negative log likelihood: how surprised the network is by the truth. Confident errors cost most.",
-    ),
-    "brier": ("Brier score", "lower", "Squared distance between the predicted probabilities and what happened."),
-    "crps": ("CRPS", "lower", "Distance between the predicted distribution and what happened, in the target's units."),
-    "ece": ("ECE", "lower", "Expected calibration error: how far stated confidence is from how often it is right."),
-    "coverage": ("Coverage of 95 % intervals", "0.95", "How often the truth lies in the interval; it should be 95 %."),
-    "width": ("Width of 95 % intervals", "lower", "How wide the intervals are; only comparable at equal coverage."),
-    "auroc": ("AUROC", "higher", "How well the probabilities rank ones above zeros."),
-    "error_auroc": (
-        "AUROC of errors",
-        "higher",
-        "How well uncertainty ranks wrong answers above right ones; 0.5 is chance, 1 perfect.",
-    ),
-    "ood_auroc": (
-        "AUROC against novel inputs",
-        "higher",
-        "How well uncertainty ranks inputs from elsewhere above test inputs; 0.5 is chance, 1 perfect.",
-    ),
-    "ood_fpr95": (
-        "FPR95 against novel inputs",
-        "lower",
-        "How many test inputs are flagged when 95 % of the novel ones are.",
-    ),
-}
+KINDS = ("plain", "bayesian")
 
 
 def quality(context: Context) -> dict[str, Any]:
     """Metrics with intervals, reliability, and the distribution of uncertainty in and out of distribution."""
     held = context.need("test", targets=True)
     assert held.targets is not None
-    scores = {kind: _scores(context, kind, held.targets) for kind in ("plain", "bayesian")}
+    scores = {kind: _scores(context, kind, held.targets) for kind in KINDS}
     rows = []
     for name, (label, better, about) in METRICS.items():
         if any(name in s for s in scores.values()):
@@ -73,77 +35,31 @@ def quality(context: Context) -> dict[str, Any]:
 
 
 def _scores(context: Context, kind: str, targets: Tensor) -> dict[str, Estimate]:
-    prediction = context.prediction("test", kind)
     ood = context.prediction("ood", kind) if context.has("ood") else None
-    found = dict(evaluate(prediction, targets, ood=ood, seed=context.options.seed))
-    wrong = wrong_of(prediction, targets)
-    if wrong is not None and bool(wrong.any()) and not bool(wrong.all()):
-        found["error_auroc"] = auroc(uncertainty(prediction), wrong, seed=context.options.seed)
-    return found
-
-
-def wrong_of(prediction: Any, targets: Tensor) -> Tensor | None:
-    """Whether each answer is wrong, where there is one label for each input."""
-    labels = getattr(prediction, "labels", None)
-    if labels is None or labels.numel() != targets.numel() or targets.numel() != len(targets):
-        return None
-    return labels.cpu().reshape(-1) != targets.reshape(-1)
-
-
-def _losses(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
-    """The metric of each input, where it is a mean over them."""
-    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() == 2 and targets.dim() == 1:
-        probs, y = prediction.probs.double().cpu(), targets.long()
-        if bool((y < 0).any()):
-            return None
-        if name == "nll":
-            return -probs.gather(1, y.unsqueeze(1)).squeeze(1).clamp(min=torch.finfo(torch.float32).tiny).log()
-        if name == "brier":
-            return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1)
-    if isinstance(prediction, RegressionPrediction) and name == "nll" and prediction.noise_samples is None:
-        mean_of, variance = (t.double().cpu() for t in (prediction.mean, prediction.variance))
-        y = targets.double().reshape(mean_of.shape)
-        each = 0.5 * ((y - mean_of).square() / variance + variance.log() + math.log(2 * math.pi))
-        return each.reshape(len(each), -1).mean(1)
-    return None
+    return scores_of(context.prediction("test", kind), targets, ood, context.options.seed)
 
 
 def _difference(context: Context, name: str, targets: Tensor) -> Estimate | None:
     """Bayesian − plain, input by input."""
-    pair = [_losses(name, context.prediction("test", kind), targets) for kind in ("bayesian", "plain")]
-    if pair[0] is None or pair[1] is None:
-        return None
-    apart = pair[0] - pair[1]
-    options = read("difference", {"seed": context.options.seed})
-    return mean(f"difference in {name}", apart, elements(apart.shape, options, apart.device), options)
+    plain, bayesian = (losses_of(name, context.prediction("test", kind), targets) for kind in KINDS)
+    return None if plain is None or bayesian is None else paired(bayesian - plain, context.options.seed)
 
 
 def _reliability(context: Context, targets: Tensor) -> dict[str, Any] | None:
     if context.task not in ("classification", "binary"):
         return None
-    found = {}
-    for kind in ("plain", "bayesian"):
-        table = reliability(context.prediction("test", kind), targets, bins=BINS)
-        names = ("confidence", "accuracy", "accuracy_low", "accuracy_high", "count")
-        rows = zip(*(numbers(getattr(table, name)) for name in names), strict=True)
-        found[kind] = [
-            {"confidence": c, "accuracy": a, "low": low, "high": high, "count": int(n)}
-            for c, a, low, high, n in rows
-            if n
-        ]
-    return found
+    return {kind: reliability_of(context.prediction("test", kind), targets) for kind in KINDS}
 
 
 def _spread(context: Context) -> dict[str, Any]:
     name, label = UNCERTAINTY[context.task]
 
-    def curve(held: str) -> dict[str, list[Any]] | None:
+    def curves(held: str) -> dict[str, list[Any]] | None:
         if not context.has(held):
             return None
-        kinds = {kind: uncertainty(context.prediction(held, kind)).sort().values for kind in ("plain", "bayesian")}
-        return {kind: numbers(thinned(values, POINTS)) for kind, values in kinds.items()}
+        return {kind: sorted_values(uncertainty(context.prediction(held, kind))) for kind in KINDS}
 
-    return {"name": name, "label": label, "test": curve("test"), "ood": curve("ood")}
+    return {"name": name, "label": label, "test": curves("test"), "ood": curves("ood")}
 
 
 def _words(context: Context, rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -151,7 +67,7 @@ def _words(context: Context, rows: dict[str, dict[str, Any]]) -> list[str]:
     if (row := rows.get("nll")) is not None and row["difference"] is not None:
         low, high = row["difference"]["low"], row["difference"]["high"]
         value = row["difference"]["value"]
-        if low is not None and high is not None and low <= 0 <= high:
+        if (low is not None and high is not None and low <= 0 <= high) or abs(value) < NEGLIGIBLE:
             words.append("Treating the weights as uncertain makes no difference to the log loss that shows here.")
         else:
             which = "better" if value < 0 else "worse"

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from whence._version import __version__
-from whence.auditing.plain import cleaned, number
-from whence.errors import WhenceError
-
-TUNED = {"evidence": "evidence", "validation": "validation data"}
+from whence.auditing.plain import number
+from whence.auditing.subject import Subject
 
 
 @dataclass
@@ -29,10 +27,8 @@ class Log:
         self.left_out.append({"what": what, "why": why})
 
 
-def ran(posterior: Any, log: Log, seed: int) -> dict[str, Any]:
-    """The last section of every record."""
-    total = sum(p.numel() for p in posterior.network.params.values())
-    device = posterior.network.device
+def environment(device: torch.device, log: Log, seed: int) -> dict[str, Any]:
+    """Versions, machine, seed and times, and what was left out."""
     return {
         "versions": {
             "whence": __version__,
@@ -44,56 +40,17 @@ def ran(posterior: Any, log: Log, seed: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "seed": seed,
         "seconds": {name: round(value, 3) for name, value in log.seconds.items()},
-        "posterior": _posterior(posterior),
-        "structures": [
-            {"name": n, "kind": s.kind, "parameters": s.parameters, "structure": s.structure, "reason": s.reason}
-            for n, s in posterior.structures.items()
-        ],
-        "covered": number(posterior.parameters / total),
-        "not_covered": _not_covered(posterior, total),
         "left_out": list(log.left_out),
         "notices": list(dict.fromkeys(log.notices)),
+    }
+
+
+def ran(subject: Subject, log: Log, seed: int) -> dict[str, Any]:
+    """The last section of an audit's record."""
+    return environment(subject.network.device, log, seed) | {
+        "posterior": subject.describe(),
+        "structures": subject.structures(),
+        "covered": number(subject.bayesian / subject.parameters),
+        "not_covered": subject.not_covered(),
         "interrupted": log.interrupted,
     }
-
-
-def _posterior(posterior: Any) -> dict[str, Any]:
-    options = posterior.curvature.options
-    tuning = posterior.tuning
-    try:
-        evidence = number(posterior.log_evidence())
-    except WhenceError:
-        evidence = None
-    precision = posterior.prior_precision
-    return {
-        "structure": options.structure,
-        "curvature": options.curvature,
-        "prior_precision": number(precision) if isinstance(precision, float) else None,
-        "data_scale": number(posterior.data_scale),
-        "tuned_on": "nothing" if tuning is None else TUNED[tuning.criterion],
-        "log_evidence": evidence,
-        "training": cleaned(
-            {
-                "examples": posterior.record.data_size,
-                "accuracy": posterior.record.accuracy,
-                "confidence": posterior.record.mean_confidence,
-            }
-        ),
-    }
-
-
-def _not_covered(posterior: Any, total: int) -> list[str]:
-    """Parameters outside the posterior, and what the numbers do not speak of."""
-    found = []
-    chosen = {p.name for b in posterior.blocks for p in b.params}
-    outside = {n: p.numel() for n, p in posterior.network.params.items() if n not in chosen}
-    if outside:
-        names = ", ".join(list(outside)[:4]) + (f" and {len(outside) - 4} more" if len(outside) > 4 else "")
-        found.append(f"{sum(outside.values()):,} of {total:,} weights are not Bayesian: {names}.")
-    slow = [n for n, s in posterior.structures.items() if s.structure == "diag" and s.reason]
-    if slow:
-        found.append(f"Correlations between the weights of {', '.join(slow[:4])} are not kept.")
-    if not posterior.curvature.joint:
-        found.append("Correlations between layers are not kept.")
-    found.append("Uncertainty about the architecture, the training procedure and the data themselves is not covered.")
-    return found

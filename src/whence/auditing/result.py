@@ -8,22 +8,21 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from whence.errors import BadFile, BadOption
-
-SCHEMA = "whence.audit/1"
+from whence.errors import BadFile, BadOption, one_of
 
 
 @dataclass(frozen=True)
-class Audit:
-    """Made by :func:`whence.audit`. Everything that is shown stands in ``record``, which is plain JSON."""
+class Recorded:
+    """A record of plain JSON, shown as a page, as a file, or in the terminal."""
 
     record: dict[str, Any] = field(repr=False)
-    posterior: Any = field(default=None, repr=False)
+    kind: ClassVar[str]  # what it is, in words
+    schema: ClassVar[str]
 
     @classmethod
-    def read(cls, path: str | Path) -> Audit:
+    def read(cls, path: str | Path) -> Self:
         """From a file that :meth:`json` wrote."""
         path = Path(path)
         try:
@@ -31,22 +30,12 @@ class Audit:
         except FileNotFoundError as error:
             raise BadFile(f"{path}: there is no such file.") from error
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise BadFile(f"{path} is no audit: it is not JSON ({error}).") from error
+            raise BadFile(f"{path} is no {cls.kind}: it is not JSON ({error}).") from error
         found = record.get("schema") if isinstance(record, dict) else None
-        if found != SCHEMA:
+        if found != cls.schema:
             came = f"its schema is {found!r}" if found else "it has no schema"
-            raise BadFile(f"{path} is no audit that this version reads: {came}, not {SCHEMA!r}.")
+            raise BadFile(f"{path} is no {cls.kind} that this version reads: {came}, not {cls.schema!r}.")
         return cls(record)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped before its end."""
-        return self.record["run"]["interrupted"] is not None
-
-    @property
-    def verdict(self) -> str:
-        """One paragraph."""
-        return str(self.record["verdict"]["words"])
 
     def html(self, path: str | Path) -> Path:
         """Write one self-contained page; it opens from disk and asks nothing of the network."""
@@ -60,9 +49,28 @@ class Audit:
 
     def show(self) -> None:
         """Print it in the terminal."""
-        from whence.report.terminal import show_audit
+        from whence.report.terminal import show_record
 
-        show_audit(self.record)
+        show_record(self.record)
+
+
+@dataclass(frozen=True)
+class Audit(Recorded):
+    """Made by :func:`whence.audit`. Everything that is shown stands in ``record``, which is plain JSON."""
+
+    posterior: Any = field(default=None, repr=False)
+    kind: ClassVar[str] = "audit"
+    schema: ClassVar[str] = "whence.audit/1"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its end."""
+        return self.record["run"]["interrupted"] is not None
+
+    @property
+    def verdict(self) -> str:
+        """One paragraph."""
+        return str(self.record["verdict"]["words"])
 
     def _repr_markdown_(self) -> str:
         return f"**{self.record['title']}** — {self.verdict}"
@@ -103,7 +111,8 @@ def write(path: str | Path, text: str) -> Path:
     return path
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of a record (draft 2020-12)."""
-    text = importlib.resources.files("whence.auditing").joinpath("schema.json").read_text(encoding="utf-8")
+def schema(of: str = "audit") -> dict[str, Any]:
+    """The JSON schema of a record, ``"audit"`` or ``"comparison"`` (draft 2020-12)."""
+    name = {"audit": "schema.json", "comparison": "comparison.json"}[one_of(of, ("audit", "comparison"), "schema")]
+    text = importlib.resources.files("whence.auditing").joinpath(name).read_text(encoding="utf-8")
     return dict(json.loads(text))

@@ -26,6 +26,7 @@ from whence.batches import (
 )
 from whence.errors import BadData
 from whence.functional import Network
+from whence.likelihoods import Likelihood
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,22 @@ class Held:
     def at(self, index: Tensor) -> Inputs:
         """Some of the inputs."""
         return take(self.inputs, index)
+
+    @property
+    def pair(self) -> tuple[Inputs, Tensor]:
+        """With targets, or zeros in their place: what cannot be taken for anything but inputs and targets."""
+        return self.inputs, torch.zeros(len(self)) if self.targets is None else self.targets
+
+    def counted(self, likelihood: Likelihood) -> Held:
+        """Without examples whose label the likelihood ignores."""
+        kept = None if self.targets is None else likelihood.counts(self.targets)
+        if kept is None or bool(kept.all()):
+            return self
+        index = kept.nonzero().flatten()
+        if not len(index):
+            raise BadData(f"{self.name}: every one of the {len(self)} labels is to be ignored.")
+        assert self.targets is not None
+        return Held(self.name, self.at(index), self.targets[index], self.cut)
 
     def thinned(self, most: int) -> Held:
         """At most so many, evenly spaced."""
@@ -75,6 +92,8 @@ def hold(data: Any, name: str, most: int, targets: bool = True) -> Held | None:
         return _whole(name, inputs, as_targets(given, name, 0) if targets else None, most)
     if isinstance(data, (Tensor, Mapping)) or (isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data)):
         return _whole(name, data, None, most)
+    if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
+        raise BadData(f"{name} is a Dataset; wrap it: torch.utils.data.DataLoader(dataset, batch_size=256).")
     if not isinstance(data, Iterable):
         raise BadData(f"{name} is a {type(data).__name__}, which is neither a loader nor tensors.")
     return _read(name, data, most, targets)
@@ -110,7 +129,19 @@ def _read(name: str, loader: Iterable[Any], most: int, targets: bool) -> Held:
             given.append(_home(y)[:size])
     if not seen:
         raise BadData(f"{name} is empty: it gave no example. If it is a generator, it may be exhausted.")
-    return Held(name, concatenate(inputs), torch.cat(given) if given else None, cut)
+    return Held(name, _joined(inputs, name), torch.cat(given) if given else None, cut)
+
+
+def _joined(parts: list[Inputs], name: str) -> Inputs:
+    try:
+        return concatenate(parts)
+    except RuntimeError as error:
+        shapes = {str([list(t.shape[1:]) for t in tensors_in(part)]) for part in parts}
+        some = ", ".join(sorted(shapes)[:4])
+        raise BadData(
+            f"{name}: examples of different shapes ({some}) cannot be held together. Pad all batches to one length, "
+            "with a mask if the network takes one."
+        ) from error
 
 
 def _split(batch: Any, index: int, name: str, targets: bool) -> tuple[Inputs, Tensor | None]:

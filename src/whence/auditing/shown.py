@@ -14,7 +14,7 @@ from whence.auditing.plain import number
 from whence.batches import from_numpy
 from whence.errors import WhenceError
 from whence.where.novelty import Novelty, novelty
-from whence.where.shares import shares
+from whence.where.shares import Shares, shares
 
 SIDE = 64  # pixels of a picture, at most
 FEATURES = 40  # of a row
@@ -30,16 +30,21 @@ def inputs(context: Context) -> list[dict[str, Any]]:
         if mine:
             index = torch.tensor([one.index for one in mine])
             some = context.need(name).at(index)
-            layers = shares(context.where_posterior, some)
+            layers = shares(context.where_posterior, some) if context.subject.laplace else None
             known = _novelty(context, some)
             for place, one in enumerate(mine):
                 entry = _entry(context, one)
-                part_of = layers.variance[place] / layers.variance[place].sum().clamp(min=1e-300)
-                entry["layers"] = [[n, number(v)] for n, v in zip(layers.names, part_of, strict=True)]
+                entry["layers"] = [] if layers is None else _parts(layers, place)
                 entry["p_value"] = None if known is None else number(known.p_value[place])
                 entry["words"] = "" if known is None else _said(known, place)
                 found.append(entry)
     return found
+
+
+def _parts(found: Shares, place: int) -> list[list[Any]]:
+    """Each layer's share of one input's variance."""
+    part_of = found.variance[place] / found.variance[place].sum().clamp(min=1e-300)
+    return [[n, number(v)] for n, v in zip(found.names, part_of, strict=True)]
 
 
 def reference_for(context: Context) -> Any:
@@ -50,13 +55,13 @@ def reference_for(context: Context) -> Any:
     if "reference" not in context.made:
         from whence.where.reference import reference_of
 
-        context.made["reference"] = reference_of(context.posterior, context.profiled["validation"].inputs)
+        context.made["reference"] = reference_of(context.posterior, context.profiled["validation"].pair)
     return context.made["reference"]
 
 
 def _novelty(context: Context, some: Any) -> Novelty | None:
     try:
-        known = reference_for(context)
+        known = reference_for(context) if context.subject.laplace else None
         return None if known is None else novelty(context.posterior, some, reference=known)
     except WhenceError:
         return None
@@ -73,7 +78,7 @@ def _entry(context: Context, one: Picked) -> dict[str, Any]:
     held, prediction = context.need(one.held), context.prediction(one.held)
     i = one.index
     target = None if held.targets is None or one.held == "ood" else held.targets[i]
-    entry: dict[str, Any] = {"set": one.held, "index": i, "view": one.key}
+    entry: dict[str, Any] = {"set": one.held, "index": i, "view": one.key if context.subject.laplace else None}
     entry |= {"predicted": None, "target": None, "correct": None, "confidence": None, "probs": None, "prediction": None}
     entry["uncertainty"] = number(uncertainty(prediction)[i])
     for name in ("aleatoric", "epistemic"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from whence.auditing.context import Context
@@ -10,9 +10,18 @@ from whence.auditing.plain import cleaned, number
 from whence.errors import NotDefined
 from whence.where.answers import answers as asked
 from whence.where.prune_curve import PruneRow, prune_curve
+from whence.where.table import LayerRow
 
 SHARES = ("variance_share", "prior_share", "explained")
+COLUMNS = [f.name for f in fields(LayerRow) if f.name not in SHARES] + ["disagreement"]
 FACTORS = (0.1, 1.0, 10.0)
+NAMES = {
+    "snr": "signal to noise",
+    "identified": "how far they are identified",
+    "saliency": "saliency",
+    "magnitude": "size",
+    "random": "chance",
+}
 LOST = 0.01  # of accuracy, or of the error relative to the whole network's
 
 
@@ -20,20 +29,27 @@ def layers(context: Context) -> list[dict[str, Any]]:
     """The layer table, with shares for each set."""
     tables = {name: context.where(name).layers for name in ("test", "ood") if context.has(name)}
     given = tables.get("test") or tables.get("ood") or context.where_posterior.where().layers
-    structures = context.posterior.structures
+    if not given:
+        raise NotDefined(context.where_posterior.where().why_not)
     found = []
     for index, row in enumerate(given):
-        entry = {k: cleaned(v) for k, v in asdict(row).items() if k not in SHARES}
-        entry["structure"] = structures[row.name].structure
+        entry = {name: cleaned(getattr(row, name, None)) for name in COLUMNS}
+        entry["structure"] = context.subject.structure(row.name)
         for name in ("test", "ood"):
-            entry[name] = {key: number(getattr(tables[name][index], key)) for key in SHARES} if name in tables else None
+            entry[name] = _shares(tables[name][index]) if name in tables else None
         found.append(entry)
     return found
+
+
+def _shares(row: Any) -> dict[str, float | None]:
+    values = {key: getattr(row, key) for key in SHARES}
+    return {key: None if value is None else number(value) for key, value in values.items()}
 
 
 def sensitivity(context: Context) -> list[dict[str, Any]]:
     """Shares and explained under a prior ten times weaker and stronger."""
     context.need("test")
+    context.need_closed_forms("sensitivity to the prior")
     return [cleaned(row) for row in context.where("test").sensitivity(FACTORS).rows()]
 
 
@@ -61,21 +77,26 @@ def _words(rows: list[PruneRow]) -> list[str]:
         for row in (r for r in rows if r.by == by):
             if not spared(row):
                 break
-            going = row.sparsity
+            going = 1 - row.parameters / whole.parameters
         reached[by] = going
     best = max(reached, key=reached.__getitem__)
-    what = "a point of accuracy" if whole.accuracy is not None else "1 % of the error" if whole.rmse else "0.01 nats"
-    return [
-        f"Ranked by {best!r}, {reached[best]:.0%} of the weights can go before more than {what} is lost"
-        + (f"; at random, {reached['random']:.0%}." if "random" in reached and best != "random" else ".")
-    ]
+    what = (
+        "more than a point of accuracy is lost"
+        if whole.accuracy is not None
+        else "the error grows by more than 1 %"
+        if whole.rmse is not None
+        else "the log loss grows by more than 0.01 nats"
+    )
+    random = f"; at random, {reached['random']:.0%}." if "random" in reached and best != "random" else "."
+    return [f"Ranked by {NAMES[best]}, {reached[best]:.0%} of all weights can go before {what}{random}"]
 
 
 def answers(context: Context) -> list[dict[str, Any]]:
     """The questions that a profile is for."""
     held = context.profiled[context.need("test", targets=True).name]
-    if len(context.posterior.record.output_shape) != 1:
+    context.need_closed_forms("this")
+    if context.subject.dense:
         raise NotDefined("shares are for outputs [N, C].")
-    ood = context.profiled["ood"].inputs if context.has("ood") else None
+    ood = context.profiled["ood"].pair if context.has("ood") else None
     pair = (held.inputs, held.targets)
     return [cleaned(a) for a in asked(context.posterior, pair, ood=ood, profile=context.where_posterior).to_dict()]

@@ -6,9 +6,11 @@ from typing import Any
 
 from whence.auditing.context import Context
 from whence.auditing.quality import mean_confidence
+from whence.auditing.scoring import NEGLIGIBLE
 
 CALIBRATED = (0.02, 0.05)  # calibration errors that are good, and that are passable
-NEGLIGIBLE = 1e-3  # nats that nobody would notice
+NOTHING = 0.005  # a calibration error that is none
+TOO_WIDE = 0.1  # interval of a calibration error that says nothing
 DETECTED = (0.9, 0.75)  # AUROCs that are good, and that are passable
 
 JUDGED = ("Calibration", "Bayesian or plain", "Knows its errors", "Notices what is new")
@@ -30,7 +32,7 @@ SAID = {
     },
     "Notices what is new": {
         "good": "notices inputs from elsewhere",
-        "mixed": "notices some inputs from elsewhere",
+        "mixed": "notices only some inputs from elsewhere",
         "poor": "hardly notices inputs from elsewhere",
     },
 }
@@ -70,11 +72,12 @@ def _summary(points: list[Point], made: dict[str, Any]) -> list[str]:
         words.append(f"It {_listed(good)}.")
     if rest:
         words.append(f"{'But it' if good else 'It'} {_listed(rest)}.")
-    rows = [row for row in made.get("layers") or [] if row["test"] is not None]
+    rows = _shared(made)
     if rows:
         top = max(rows, key=lambda row: row["test"]["variance_share"])
         share = top["test"]["variance_share"]
-        words.append(f"Its uncertainty sits mostly in {top['name']!r}, which causes {share:.0%} of the variance.")
+        part = "mostly" if share >= 0.5 else "more than elsewhere"
+        words.append(f"Its uncertainty sits {part} in {top['name']!r}, which causes {share:.0%} of the variance.")
     return words
 
 
@@ -87,33 +90,50 @@ def _point(label: str, words: str, tone: str) -> Point:
 
 
 def _opening(context: Context, rows: dict[str, Any]) -> list[str]:
-    size = context.sets.get("test")
-    kind = type(context.posterior.network.module).__name__
-    weights = sum(p.numel() for p in context.posterior.network.params.values())
-    words = f"{kind} has {weights:,} weights"
-    if size is not None and "accuracy" in rows:
-        return [f"{words} and answers {rows['accuracy']['bayesian']['value']:.1%} of {len(size):,} test inputs right."]
-    if size is not None and "rmse" in rows:
-        return [f"{words} and is off by {rows['rmse']['bayesian']['value']:.3g} (RMSE) on {len(size):,} test inputs."]
-    return [f"{words}."]
+    held = context.sets.get("test")
+    members = len(context.subject.networks)
+    whole = f"An ensemble of {members} networks" if members > 1 else context.subject.kind
+    words = f"{whole} has {context.subject.parameters:,} weights"
+    row = rows.get("accuracy") or rows.get("rmse")
+    if held is None or row is None or row["bayesian"] is None:
+        return [f"{words}."]
+    value, count = row["bayesian"]["value"], row["bayesian"]["count"]
+    one = "label" if context.task in ("classification", "binary") else "value"
+    of = "test input" if count == len(held) else f"test {one}"
+    of = f"{count:,} {of}{'' if count == 1 else 's'}"
+    if row["name"] == "accuracy":
+        return [f"{words} and answers {value:.1%} of {of} right."]
+    return [f"{words} and is off by {value:.3g} (RMSE) on {of}."]
 
 
 def _calibration(context: Context, rows: dict[str, Any]) -> Point | None:
-    if "ece" in rows:
-        value, plain = rows["ece"]["bayesian"]["value"], rows["ece"]["plain"]["value"]
-        tone = _graded(value, CALIBRATED, below=True)
-        confidence = mean_confidence(context)
-        right = rows["accuracy"]["bayesian"]["value"]
-        lean = ""
-        if confidence is not None and abs(confidence - right) > 0.01:
-            lean = f"; it claims {'more' if confidence > right else 'less'} than it keeps"
-        words = f"Its stated confidence is off by {value:.1%} on average (plain network {plain:.1%}){lean}."
-        return _point("Calibration", words, tone)
-    if "coverage" in rows:
-        value = rows["coverage"]["bayesian"]["value"]
-        tone = _graded(abs(value - 0.95), CALIBRATED, below=True)
-        return _point("Calibration", f"Its 95 % intervals hold the truth {value:.1%} of the time.", tone)
+    if rows.get("ece") and rows["ece"]["bayesian"]:
+        return _confidence(context, rows)
+    if rows.get("coverage") and rows["coverage"]["bayesian"]:
+        found = rows["coverage"]["bayesian"]
+        holds = found["low"] is not None and found["low"] <= 0.95 <= found["high"]
+        tone = "good" if holds or abs(found["value"] - 0.95) <= CALIBRATED[0] else None
+        tone = tone or ("mixed" if abs(found["value"] - 0.95) <= CALIBRATED[1] else "poor")
+        return _point("Calibration", f"Its 95 % intervals hold the truth {found['value']:.1%} of the time.", tone)
     return None
+
+
+def _confidence(context: Context, rows: dict[str, Any]) -> Point:
+    """Judged by the interval of the calibration error, whose plain value is too large for few inputs."""
+    found = rows["ece"]["bayesian"]
+    low, high = found["low"], found["high"]
+    off = f"Its stated confidence is off by {found['value']:.1%} on average"
+    beside = f" (plain network {rows['ece']['plain']['value']:.1%})"
+    if low is None or high is None or low <= NOTHING:
+        few = high is None or high > TOO_WIDE
+        what = f"{found['count']:,} test inputs cannot tell that from {'much more' if few else 'chance'}"
+        return _point("Calibration", f"{off}{beside}; {what}.", "unknown" if few else "good")
+    confidence, right = mean_confidence(context), rows["accuracy"]["bayesian"]["value"]
+    lean = ""
+    if confidence is not None and abs(confidence - right) > 0.01:
+        lean = f"; it claims {'more' if confidence > right else 'less'} than it keeps"
+    tone = "good" if high <= CALIBRATED[1] else "poor" if low > CALIBRATED[1] else "mixed"
+    return _point("Calibration", f"{off}{beside}{lean}.", tone)
 
 
 def _gain(rows: dict[str, Any]) -> Point | None:
@@ -139,38 +159,50 @@ def _errors(rows: dict[str, Any], made: dict[str, Any]) -> Point | None:
     if made.get("deferral") and made["deferral"]["words"]:
         extra = " " + made["deferral"]["words"][0]
     words = f"Its uncertainty ranks wrong answers above right ones with an AUROC of {value:.2f}.{extra}"
-    return _point("Knows its errors", words, _graded(value, DETECTED))
+    return _point("Knows its errors", words, _graded(row["bayesian"]))
 
 
 def _novel(rows: dict[str, Any], made: dict[str, Any]) -> Point | None:
     found = made.get("novelty")
     if found and found["detectors"]:
-        by_name = {d["name"]: d["auroc"]["value"] for d in found["detectors"]}
-        value = by_name["novelty"]
-        other = f" (entropy: {by_name['entropy']:.2f})" if "entropy" in by_name else ""
-        words = f"Novelty by layer tells inputs from elsewhere apart with an AUROC of {value:.2f}{other}."
-        return _point("Notices what is new", words, _graded(value, DETECTED))
+        by_name = {d["name"]: d for d in found["detectors"]}
+        own, best = by_name["novelty"]["auroc"], found["detectors"][0]
+        beside = [by_name["entropy"]] if "entropy" in by_name else []
+        beside += [best] if best["auroc"]["value"] > own["value"] + 0.02 and best not in beside else []
+        listed = ", ".join(f"{d['label']}: {d['auroc']['value']:.2f}" for d in beside)
+        other = f" ({listed})" if listed else ""
+        words = f"Novelty by layer tells inputs from elsewhere apart with an AUROC of {own['value']:.2f}{other}."
+        return _point("Notices what is new", words, _graded(max((own, best["auroc"]), key=lambda e: e["value"])))
     row = rows.get("ood_auroc")
     if row is None or row["bayesian"] is None:
         return None
-    value = row["bayesian"]["value"]
-    words = f"Uncertainty tells inputs from elsewhere apart with an AUROC of {value:.2f}."
-    return _point("Notices what is new", words, _graded(value, DETECTED))
+    words = f"Uncertainty tells inputs from elsewhere apart with an AUROC of {row['bayesian']['value']:.2f}."
+    return _point("Notices what is new", words, _graded(row["bayesian"]))
+
+
+def _shared(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Layers with a share of the variance of test data."""
+    rows = made.get("layers") or []
+    return [row for row in rows if row["test"] is not None and row["test"]["variance_share"] is not None]
 
 
 def _place(made: dict[str, Any]) -> Point | None:
-    rows = [row for row in made.get("layers") or [] if row["test"] is not None]
+    rows = _shared(made)
     if not rows:
         return None
     top = max(rows, key=lambda row: row["test"]["variance_share"])
     drop = ""
-    if all(row["ood"] is not None for row in rows):
+    if all(row["ood"] is not None and None not in (row["ood"]["explained"], row["test"]["explained"]) for row in rows):
         fallen = max(rows, key=lambda row: row["test"]["explained"] - row["ood"]["explained"])
-        drop = (
-            f" For inputs from elsewhere the data explain least, compared with test data, in {fallen['name']!r} "
-            f"({fallen['test']['explained']:.0%} → {fallen['ood']['explained']:.0%})."
-        )
-    words = f"Most of its variance comes from {top['name']!r} ({top['test']['variance_share']:.0%}).{drop}"
+        inside, outside = fallen["test"]["explained"], fallen["ood"]["explained"]
+        if inside - outside > 0.01:
+            drop = (
+                f" For inputs from elsewhere what the data explain falls most in {fallen['name']!r} "
+                f"({inside:.0%} → {outside:.0%})."
+            )
+    share = top["test"]["variance_share"]
+    part = "Most" if share >= 0.5 else "The largest part"
+    words = f"{part} of its variance comes from {top['name']!r} ({share:.0%}).{drop}"
     return _point("Where it sits", words, "note")
 
 
@@ -187,8 +219,9 @@ def _prior(made: dict[str, Any]) -> Point | None:
     return _point("Is it the prior?", f"The data have settled {explained:.0%} of what the prior left open.", tone)
 
 
-def _graded(value: float, limits: tuple[float, float], below: bool = False) -> str:
-    good, fair = limits
-    if below:
-        return "good" if value <= good else "mixed" if value <= fair else "poor"
-    return "good" if value >= good else "mixed" if value >= fair else "poor"
+def _graded(found: dict[str, Any]) -> str:
+    """An AUROC by its interval: good or poor only where the data can tell."""
+    value, low, high = found["value"], found["low"], found["high"]
+    if value >= DETECTED[0] and (low is None or low >= DETECTED[1]):
+        return "good"
+    return "poor" if value < DETECTED[1] and (high is None or high < DETECTED[1]) else "mixed"

@@ -1,0 +1,389 @@
+"""``whence.compare``: several posteriors on the same data, by the same metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from whence.auditing.comparison_words import comparison_words
+from whence.auditing.context import UNCERTAINTY, Context, check_classes, uncertainty
+from whence.auditing.layerwise import agreement, layerwise
+from whence.auditing.memory import Peak
+from whence.auditing.plain import estimate, typeset
+from whence.auditing.ran import Log, environment
+from whence.auditing.result import Recorded
+from whence.auditing.scoring import (
+    METRICS,
+    curve_of,
+    losses_of,
+    not_worse,
+    paired,
+    reliability_of,
+    scores_of,
+    sorted_values,
+)
+from whence.auditing.sets import Held, hold, outputs_of, try_out
+from whence.auditing.steps import Bar, kept_notices, now
+from whence.errors import BadData, BadOption, NotDefined, WhenceError, need
+from whence.functional import Network
+from whence.metrics.distance import total_variation, wasserstein
+from whence.metrics.tables import text
+from whence.posteriors.base import Posterior
+from whence.predictive.links import predict_draws
+
+PLAIN = "plain network"
+DISTANCES = {"total_variation": total_variation, "wasserstein": wasserstein}
+SHARED = 500  # inputs behind the layers
+
+
+@dataclass(frozen=True)
+class Comparison(Recorded):
+    """Made by :func:`whence.compare`: one row for each method, one column for each metric."""
+
+    posteriors: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    kind: ClassVar[str] = "comparison"
+    schema: ClassVar[str] = "whence.comparison/1"
+
+    @property
+    def methods(self) -> list[str]:
+        return [method["name"] for method in self.record["methods"]]
+
+    def __getitem__(self, method: str) -> dict[str, float | None]:
+        """The values of one method, by metric."""
+        if method not in self.methods:
+            raise KeyError(f"{method!r} was not compared; there are {', '.join(self.methods)}.")
+        place = self.methods.index(method)
+        rows = {row["name"]: row["values"][place] for row in self.record["metrics"]}
+        return {name: None if value is None else value["value"] for name, value in rows.items()}
+
+    def to_pandas(self) -> Any:
+        """One row for each method; intervals as columns ``_low`` and ``_high``."""
+        rows = []
+        for place, method in enumerate(self.record["methods"]):
+            row: dict[str, Any] = {"method": method["name"], "seconds": method["seconds"], "memory": method["memory"]}
+            for metric in self.record["metrics"]:
+                value = metric["values"][place] or {"value": None, "low": None, "high": None}
+                row[metric["name"]] = value["value"]
+                row |= {f"{metric['name']}_{end}": value[end] for end in ("low", "high")}
+            rows.append(row)
+        return need("pandas", "pandas").DataFrame(rows)
+
+    def plot_metrics(self) -> Any:
+        """Every metric of every method, with its interval. A matplotlib figure, as all pictures."""
+        return _figures().compare_metrics(self)
+
+    def plot_layers(self) -> Any:
+        """Shares of the methods side by side, layer by layer."""
+        return _figures().compare_layers(self)
+
+    def plot_reliability(self) -> Any:
+        """How often each method is right against how sure it says to be."""
+        return _figures().compare_reliability(self)
+
+    def plot_uncertainty(self) -> Any:
+        """Inverse ECDF of the uncertainty, in and out of distribution."""
+        return _figures().compare_uncertainty(self)
+
+    def plot_rejection(self) -> Any:
+        """Error of those that are kept against the part that is kept."""
+        return _figures().compare_rejection(self)
+
+    def plot_agreement(self) -> Any:
+        """Rank agreement between the shares of methods."""
+        return _figures().compare_agreement(self)
+
+    def __str__(self) -> str:
+        metrics = self.record["metrics"]
+        rows = []
+        for place, method in enumerate(self.methods):
+            cells = [_shown(metric, place) for metric in metrics]
+            rows.append([method, *cells, f"{self.record['methods'][place]['seconds']:.2g} s"])
+        table = text(["method", *(metric["label"] for metric in metrics), "time"], rows)
+        return "\n".join([self.record["title"], table, *self.record["words"]])
+
+    __repr__ = __str__
+
+
+def _figures() -> Any:
+    """The pictures, which stand in a room below: fetched when asked for."""
+    from whence.report import figures
+
+    return figures
+
+
+def _shown(metric: dict[str, Any], place: int) -> str:
+    value = metric["values"][place]
+    return "" if value is None else f"{value['value']:.4g}{' *' if metric['best'][place] else ''}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: its predictions, and what they took."""
+
+    name: str
+    posterior: Any  # None for the plain network
+    inside: Any
+    outside: Any
+    seconds: float
+    memory: int | None
+
+    def describe(self, network: Network | None) -> dict[str, Any]:
+        module = getattr(getattr(self.posterior, "network", None), "module", None)
+        if module is None and self.posterior is None and network is not None:
+            module = network.module
+        members = self.posterior.networks() if module is None and hasattr(self.posterior, "networks") else [module]
+        return {
+            "name": self.name,
+            "kind": "plain" if self.posterior is None else type(self.posterior).__name__,
+            "describe": "the network as it was trained" if self.posterior is None else _one_line(self.posterior),
+            "network": type(members[0]).__name__ if members and members[0] is not None else None,
+            "parameters": sum(p.numel() for m in members if m is not None for p in m.parameters()),
+            "seconds": round(self.seconds, 4),
+            "memory": self.memory,
+            "draws": getattr(self.posterior, "default_draws", None),
+        }
+
+
+def _one_line(posterior: Any) -> str:
+    return " ".join(repr(posterior).split())[:300]
+
+
+def compare(
+    posteriors: Mapping[str, Posterior],
+    test: Any,
+    *,
+    ood: Any = None,
+    plain: bool | nn.Module = True,
+    reference: str | None = None,
+    classes: Sequence[str] | None = None,
+    title: str | None = None,
+    examples: int = 10_000,
+    profiled: int = SHARED,
+    seed: int = 0,
+    progress: bool = True,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """One table, one set of figures, the same metrics for every method.
+
+    Args:
+        posteriors: by the name that each is shown under; all for the same task.
+        test: inputs and targets.
+        ood: inputs from elsewhere, with or without targets.
+        plain: whether the network as it was trained stands beside them (of the first posterior that has one); or that
+            network itself.
+        reference: the name of the method that others are measured from, HMC for instance; adds the distance between
+            predictive distributions.
+        classes, title: names, for words and pictures.
+        examples: at most so many of each set are read.
+        profiled: at most so many inputs stand behind the layers.
+        seed: of draws and intervals.
+        progress, on_step: as for :func:`whence.audit`.
+    """
+    likelihood = _check(posteriors, reference)
+    log = Log()
+    steps = ["data", *posteriors, "scores", "layers"]
+    with kept_notices(log), Bar(steps, progress, on_step) as bar:
+        with bar.step("data", log):
+            inside, outside = hold(test, "test", examples), hold(ood, "ood", examples, targets=False)
+            if inside is None or inside.targets is None:
+                raise BadData("test is a pair (inputs, targets), or a loader of such batches; there are no targets.")
+            network = _beside(posteriors, plain)
+            _check_sets(posteriors, inside, outside)
+        methods = [] if network is None else [_plain(network, likelihood, inside, outside)]
+        for name, posterior in posteriors.items():
+            with bar.step(name, log):
+                methods.append(_method(name, posterior, inside, outside, seed))
+        with bar.step("scores", log):
+            found = scored(methods, inside.targets, likelihood, seed)
+        with bar.step("layers", log):
+            found |= _layers(methods, inside.thinned(profiled), log)
+            found["distance"] = _distance(methods, reference, log)
+    outputs = methods[-1].inside
+    shape = getattr(outputs, "probs", getattr(outputs, "mean", None))
+    wide = 1 if shape is None else shape.shape[-1]
+    record = {
+        "schema": Comparison.schema,
+        "created": now(),
+        "title": title or f"{len(methods)} methods compared",
+        "task": likelihood.task,
+        "classes": _listed(check_classes(classes, wide, likelihood.task)),
+        "data": {"test": inside.describe(), "ood": None if outside is None else outside.describe()},
+        "methods": [method.describe(network) for method in methods],
+        **found,
+    }
+    record["words"] = typeset(comparison_words(record))
+    record["run"] = environment(_device(posteriors), log, seed)
+    return Comparison(record, dict(posteriors))
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _check(posteriors: Mapping[str, Posterior], reference: str | None) -> Any:
+    if not isinstance(posteriors, Mapping) or not posteriors:
+        raise BadOption("compare takes a mapping from names to posteriors, with one entry at least.")
+    for name, posterior in posteriors.items():
+        if not isinstance(posterior, Posterior):
+            raise BadOption(f"{name!r} is a {type(posterior).__name__}, not a posterior.")
+    first = next(iter(posteriors.values())).likelihood
+    for name, posterior in posteriors.items():
+        if posterior.likelihood.task != first.task:
+            raise BadOption(
+                f"{name!r} is for {posterior.likelihood.task}, and {next(iter(posteriors))!r} for {first.task}: they "
+                "cannot be compared."
+            )
+    if reference is not None and reference not in posteriors:
+        raise BadOption(f"reference={reference!r} is none of {', '.join(map(repr, posteriors))}.")
+    return first
+
+
+def _beside(posteriors: Mapping[str, Any], plain: bool | nn.Module) -> Network | None:
+    """The plain network, if there is to be one."""
+    if isinstance(plain, nn.Module):
+        return Network.snapshot(plain)
+    return _network(posteriors) if plain else None
+
+
+def _network(posteriors: Mapping[str, Any]) -> Network | None:
+    """Of Laplace first, which keeps the trained weights; a variational mean is another network."""
+    ordered = sorted(posteriors.values(), key=lambda p: not hasattr(p, "curvature"))
+    found = next((p for p in ordered if isinstance(getattr(p, "network", None), Network)), None)
+    return None if found is None else found.network
+
+
+def _device(posteriors: Mapping[str, Any]) -> torch.device:
+    network = _network(posteriors)
+    if network is not None:
+        return network.device
+    first: Any = next(iter(posteriors.values()))
+    return next((p.device for m in first.networks() for p in m.parameters()), torch.device("cpu"))
+
+
+def _check_sets(posteriors: Mapping[str, Any], inside: Held, outside: Held | None) -> None:
+    for posterior in posteriors.values():
+        if isinstance(getattr(posterior, "network", None), Network):
+            for held in (inside, outside):
+                if held is not None:
+                    try_out(posterior.network, held.inputs, held.name)
+
+
+def _plain(network: Network, likelihood: Any, inside: Held, outside: Held | None) -> Method:
+    def predict(held: Held) -> Any:
+        return predict_draws(likelihood, outputs_of(network, held.inputs)[None])
+
+    return _timed(PLAIN, None, predict, inside, outside, network.device)
+
+
+def _method(name: str, posterior: Any, inside: Held, outside: Held | None, seed: int) -> Method:
+    def predict(held: Held) -> Any:
+        drawn = not hasattr(posterior, "curvature") or len(posterior.record.output_shape) != 1
+        generator = torch.Generator().manual_seed(seed) if drawn else None
+        return posterior.predict(held.inputs, generator=generator)
+
+    device = posterior.network.device if isinstance(getattr(posterior, "network", None), Network) else None
+    return _timed(name, posterior, predict, inside, outside, device)
+
+
+def _timed(
+    name: str, posterior: Any, predict: Callable[[Held], Any], inside: Held, outside: Held | None, device: Any
+) -> Method:
+    with Peak(device) as peak:
+        start = time.perf_counter()
+        first = predict(inside)
+        seconds = time.perf_counter() - start
+    return Method(name, posterior, first, None if outside is None else predict(outside), seconds, peak.bytes)
+
+
+def scored(methods: list[Method], targets: Tensor, likelihood: Any, seed: int) -> dict[str, Any]:
+    """Metrics, reliability, the spread of uncertainty, and error against rejection."""
+    scores = [scores_of(m.inside, targets, m.outside, seed) for m in methods]
+    rows = []
+    for name, (label, better, about) in METRICS.items():
+        values = [s.get(name) for s in scores]
+        if all(value is None for value in values):
+            continue
+        losses = [losses_of(name, m.inside, targets) for m in methods]
+        rows.append(
+            {
+                "name": name,
+                "label": label,
+                "better": better,
+                "about": about,
+                "values": [estimate(value) for value in values],
+                "best": not_worse(values, losses, better, seed),
+                "difference": _from_first(losses, seed),
+            }
+        )
+    labels = likelihood.task in ("classification", "binary")
+    return {
+        "metrics": rows,
+        "reliability": [reliability_of(m.inside, targets) for m in methods] if labels else None,
+        "uncertainty": _spread(methods, likelihood.task),
+        "rejection": [curve_of(m.inside, targets) for m in methods] if labels else None,
+    }
+
+
+def _from_first(losses: list[Tensor | None], seed: int) -> list[dict[str, Any] | None]:
+    first = losses[0]
+    return [None if first is None or other is None else estimate(paired(other - first, seed)) for other in losses]
+
+
+def _spread(methods: list[Method], task: str) -> dict[str, Any]:
+    name, label = UNCERTAINTY[task]
+    outside = None if methods[0].outside is None else [sorted_values(uncertainty(m.outside)) for m in methods]
+    return {
+        "name": name,
+        "label": label,
+        "test": [sorted_values(uncertainty(m.inside)) for m in methods],
+        "ood": outside,
+    }
+
+
+def _layers(methods: list[Method], held: Held, log: Log) -> dict[str, Any]:
+    found = layerwise([(m.name, m.posterior) for m in methods], held.inputs)
+    if found is None:
+        log.leave_out("layers", "no method has a layer table for these inputs.")
+        return {"layers": None, "agreement": None}
+    return {"layers": found, "agreement": agreement([m.name for m in methods], found)}
+
+
+def _distance(methods: list[Method], reference: str | None, log: Log) -> dict[str, Any] | None:
+    """Of every method's predictive distribution from the reference's."""
+    if reference is None:
+        log.leave_out("distance", "no reference was named.")
+        return None
+    centre = next(m for m in methods if m.name == reference).inside
+    found: dict[str, Any] = {"reference": reference, "total_variation": [], "wasserstein": []}
+    for method in methods:
+        for name in DISTANCES:
+            found[name].append(_apart(DISTANCES[name], method.inside, centre))
+    return found
+
+
+def _apart(measure: Any, one: Any, other: Any) -> dict[str, Any] | None:
+    try:
+        return estimate(measure(one, other))
+    except WhenceError:
+        return None
+
+
+def comparison(context: Context) -> dict[str, Any]:
+    """The section of an audit that was given other methods."""
+    if not context.methods:
+        raise NotDefined("no other methods were given.")
+    test, ood = context.need("test", targets=True), context.sets.get("ood")
+    found = compare(
+        {"Laplace": context.posterior, **context.methods},
+        test.pair,
+        ood=None if ood is None else ood.pair,
+        seed=context.options.seed,
+        progress=False,
+    )
+    kept = {key: value for key, value in found.record.items() if key not in ("schema", "created", "title", "run")}
+    return kept | {"left_out": found.record["run"]["left_out"]}
