@@ -61,7 +61,7 @@ def linear() -> Hmc:
     likelihood = whence.Gaussian(noise=NOISE)
     return sampled(
         nn.Linear(3, 1).double(), linear_data(), likelihood=likelihood, prior_precision=PRECISION, chains=8,
-        num_samples=250, warmup=100, kernel="hmc", steps=6, mass="dense",
+        num_samples=800, warmup=200, kernel="hmc", steps=6, mass="dense",
     )  # fmt: skip
 
 
