@@ -11,6 +11,7 @@ from tests.report.sample_sections import deferral, metric, novelty, pruning, qua
 
 Record = dict[str, Any]
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028%{x}"
+DEEP = "module.backbone_encoder."
 KINDS = ("conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "conv7", "fc1", "fc2", "fc3")
 SECTIONS = (
     "verdict", "quality", "deferral", "layers", "profile", "sensitivity", "maps", "inputs", "novelty", "pruning",
@@ -46,6 +47,33 @@ def large() -> Record:
     rng = np.random.default_rng(1)
     record["maps"] = [_map(rng, layer["name"], i, 28, 16) for i, layer in enumerate(record["layers"])]
     return record
+
+
+def deep(blocks: int = 7) -> Record:
+    """A transformer: many layers, most of them with nearly no share, deep names that all begin alike."""
+    rng = np.random.default_rng(5)
+    parts = ("attn.qkv", "attn.proj", "mlp.intermediate_expansion")
+    inner = [f"blocks.{i}.{part}" for i in range(blocks) for part in parts]
+    found = [DEEP + name for name in ("patch_embedding", *inner, "classifier")]
+    names = ["cat", "a class with a very long name that nobody wants to read in full " * 2, "dog"]
+    inputs = [_picture(rng, "test", 5 + i, names, found) for i in range(3)]
+    for item in inputs:
+        item.update(pixels=None, words=f"Least in '{found[2]}'.")
+    record = _frame("A transformer", "classification", found, names, [5, 6])
+    record["data"]["ood"] = None
+    record["profile"] = _profile(rng, found, 3, 0, names, inputs, ood=False)
+    record["layers"] = _layers(rng, record["profile"], found)
+    shapes = ((48, 16), (16, 48), (1, 64), (64, 64))
+    record["maps"] = [_map(rng, name, 9, shape=shapes[i % 4]) for i, name in enumerate(found)]
+    record["maps"][1] = {**_map(rng, found[1], 0, 28, 16), "kind": "pixels"}
+    record["maps"][2] = {**_map(rng, found[2], 0, most=16, shape=(84, 28)), "kind": "pixels"}
+    record["maps"][3] = {**_map(rng, found[3], 1, most=16, shape=(3, 63)), "kind": "filters"}
+    record["inputs"] = inputs
+    record["novelty"] = {**novelty(rng, found), "detectors": None}
+    record["deferral"] = deferral("error rate")
+    record["sensitivity"] = sensitivity(rng, found)
+    record["answers"][0]["words"] = f"Yes: by a factor of 40 between '{found[0]}' and '{found[-1]}'."
+    return {"quality": None, "pruning": None, **record}
 
 
 def tabular(feature: str = "sepal length (cm)") -> Record:
@@ -245,9 +273,12 @@ def _layers(rng: np.random.Generator, profile: Record, found: list[str]) -> list
     return rows
 
 
-def _map(rng: np.random.Generator, layer: str, order: int, side: int = 8, most: int = 10) -> Record:
+def _map(
+    rng: np.random.Generator, layer: str, order: int, side: int = 8, most: int = 10,
+    shape: tuple[int, int] | None = None,
+) -> Record:  # fmt: skip
     kind = "pixels" if order == 0 else "filters" if order < 3 else "matrix"
-    height, width = {"pixels": (side, side), "filters": (5, 5), "matrix": (32, 64)}[kind]
+    height, width = shape or {"pixels": (side, side), "filters": (5, 5), "matrix": (32, 64)}[kind]
     count = 1 if kind == "matrix" else most
     noise = rng.normal(size=(count, 3, height, width))
     bump = np.exp(-((np.linspace(-1, 1, height)[:, None]) ** 2 + np.linspace(-1, 1, width) ** 2) * 2)

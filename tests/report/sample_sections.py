@@ -66,12 +66,14 @@ def quality(rng: np.random.Generator) -> Record:
 
 
 def deferral(error: str) -> Record:
-    def row(aim: str, target: float, confidence: float | None, threshold: float | None) -> Record:
+    def row(aim: str, target: float, confidence: float | None, threshold: float | None, answers: str) -> Record:
+        kept = {"all": 1.0, "some": 0.91, "none": 0.0}[answers]
         return {
-            "aim": aim, "target": target, "confidence": confidence, "threshold": threshold,
-            "validation": {"coverage": 0.91 if threshold else 0.0, "error": 0.018 if threshold else None},
-            "test": {"coverage": estimate(0.93, 0.02), "error": estimate(0.021, 0.011) if threshold else None,
-                     "deferred_error": estimate(0.44, 0.12)},
+            "aim": aim, "target": target, "confidence": confidence, "threshold": threshold, "answers": answers,
+            "validation": {"coverage": kept, "error": 0.018 if kept else None},
+            "test": {"coverage": estimate(0.93, 0.02) if threshold else estimate(kept, 0),
+                     "error": estimate(0.021, 0.011) if kept else None,
+                     "deferred_error": estimate(0.44, 0.12) if kept < 1 else None},
         }  # fmt: skip
 
     coverage = np.linspace(0.02, 1, 60)
@@ -79,7 +81,10 @@ def deferral(error: str) -> Record:
         key: {"coverage": coverage.tolist(), "error": (scale * coverage**2.5).tolist()}
         for key, scale in (("plain", 0.05), ("bayesian", 0.04))
     }
-    rows = [row("max_error", 0.01, 0.95, None), row("max_error", 0.05, 0.95, 0.62), row("coverage", 0.9, None, 0.48)]
+    rows = [
+        row("coverage", 1.0, None, None, "all"), row("coverage", 0.9, None, 0.48, "some"),
+        row("max_error", 0.05, 0.95, 0.62, "some"), row("max_error", 0.01, 0.95, None, "none"),
+    ]  # fmt: skip
     return {
         "measure": "entropy", "label": "entropy of the prediction (nats)", "error": error, "rows": rows,
         "curve": curve, "words": ["Handing 7 % of the inputs to a person leaves 2.1 % errors among the rest."],

@@ -32,7 +32,7 @@ class Outline(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.text: list[str] = []
-        self.feed(page.replace(BUNDLE, "the library"))
+        self.feed(page.replace(BUNDLE, "the library").replace("<wbr>", ""))
         self.close()
         assert not self.open
 
@@ -280,11 +280,10 @@ def test_metrics_find_their_terms() -> None:
     assert [term(name) for name in ("nll", "ood_fpr95", "error_auroc", "accuracy")] == ["nll", "fpr95", "auroc", ""]
 
 
-def test_no_threshold_means_all_or_nothing(images: dict[str, Any]) -> None:
-    row = {**images["deferral"]["rows"][0], "validation": {"coverage": 1.0, "error": 0.1}}
-    record = {**images, "deferral": {**images["deferral"], "rows": [row]}}
-    words = Outline(render(record)).words
-    assert "hand over nothing" in words and "hand over everything" not in words
+def test_a_posterior_of_another_kind_is_not_called_laplace(images: dict[str, Any]) -> None:
+    post = {**images["run"]["posterior"], "kind": "Dropout", "describe": "Dropout(1 site)", "structure": None}
+    words = Outline(render({**images, "run": {**images["run"], "posterior": post}})).words
+    assert "Dropout(1 site)." in words and "Laplace approximation" not in words and "log evidence" not in words
 
 
 def test_numbers_as_words() -> None:

@@ -24,7 +24,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Path:
     where = tmp_path_factory.mktemp("pages")
-    for kind in ("images", "tabular", "bare", "hostile"):
+    for kind in ("images", "tabular", "bare", "hostile", "deep"):
         (where / f"{kind}.html").write_text(render(getattr(sample_record, kind)()), encoding="utf-8")
     return where
 
@@ -35,7 +35,7 @@ def page(browser: Any, folder: Path) -> Iterator[Any]:
         yield one
 
 
-@pytest.mark.parametrize("kind", ["images", "tabular", "bare", "hostile"])
+@pytest.mark.parametrize("kind", ["images", "tabular", "bare", "hostile", "deep"])
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_chart_draws_and_nothing_sticks_out(
     browser: Any, folder: Path, kind: str, width: int, scheme: str
@@ -117,6 +117,84 @@ def test_the_weight_maps_follow_their_selects(page: Any) -> None:
     page.select_option("#map-layer", "3")
     assert len(drawn()) == 1
     assert page.locator("[data-map='3']").is_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_weight_maps_take_the_room_that_they_need(browser: Any, folder: Path, width: int) -> None:
+    places = """(() => {
+        const box = document.getElementById('weights').getBoundingClientRect();
+        const drawn = [...document.querySelectorAll('#weights svg.main-svg')].map(one => one.getBoundingClientRect());
+        const bar = document.querySelector('#weights .colorbar').getBoundingClientRect();
+        const next = document.getElementById('inputs').getBoundingClientRect();
+        return [box.height, box.bottom - bar.bottom, next.top - box.bottom, ...drawn.map(one => one.height)];
+    })()"""
+    with opened(browser, folder / "deep.html", width, 844) as page:
+        seen = set()
+        for at in [*range(len(page.query_selector_all("#map-layer option"))), 1, 0]:
+            page.select_option("#map-layer", str(at))
+            until(page, f"document.getElementById('weights')._fullLayout.yaxis && ({places})[1] > -2")
+            box, below, gap, *heights = page.evaluate(places)
+            assert heights and all(abs(height - box) <= 2 for height in heights), at
+            assert 120 < box <= (600 if at > 3 or at == 0 else 900), at
+            assert -2 <= below < 60 and gap > 0, "the colour scale ends inside, and little is left below it"
+            seen.add(round(box))
+        assert len(seen) >= 5
+
+
+def test_small_layers_share_a_line_that_opens(browser: Any, folder: Path) -> None:
+    def shown() -> list[str]:
+        return list(page.locator("#tree [data-layer] > summary b:visible").all_inner_texts())
+
+    with opened(browser, folder / "deep.html") as page:
+        line = page.locator("#small-layers > summary")
+        few = shown()
+        count = int(line.inner_text().split()[0])
+        assert len(few) + count == 23 and "layers with less than 0.5" in line.inner_text()
+        line.focus()
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('small-layers').open")
+        assert len(shown()) == 23
+        page.select_option("#view", "input:5")
+        assert set(shown()) == set(page.locator("#tree [data-layer] > summary b").all_inner_texts())
+        page.select_option("#view", "test")
+        line.click()
+        assert shown() == few, "in the network's order, whatever was shown between"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_break_at_dots_and_numbers_not_at_all(browser: Any, folder: Path, width: int) -> None:
+    """Each part of a name, and each number, is in one line."""
+    with opened(browser, folder / "deep.html", width, 844) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        broken = page.evaluate(
+            """[...document.querySelectorAll('tbody th:has(wbr), #tree b:has(wbr), .key li:has(wbr)')].filter(
+                one => [...one.childNodes].some(part => {
+                    const range = document.createRange();
+                    range.selectNodeContents(part);
+                    return part.nodeType === 3 && part.textContent.trim() && range.getClientRects().length > 1;
+                })).map(one => one.textContent)"""
+        )
+        assert broken == []
+        tall = page.evaluate(
+            """[...document.querySelectorAll('[data-share], [data-explained]')].filter(one => {
+                const range = document.createRange();
+                range.selectNodeContents(one);
+                return range.getClientRects().length > 1 || one.scrollWidth > one.clientWidth + 1;
+            }).map(one => one.textContent)"""
+        )
+        assert tall == []
+
+
+def test_changes_of_shares_stay_on_one_line(page: Any) -> None:
+    page.select_option("#view", "difference")
+    wrapped = page.evaluate(
+        """[...document.querySelectorAll('#tree [data-share]')].filter(one => {
+            const range = document.createRange();
+            range.selectNodeContents(one);
+            return range.getClientRects().length > 1;
+        }).length"""
+    )
+    assert wrapped == 0
 
 
 def test_an_input_shows_its_profile(page: Any) -> None:

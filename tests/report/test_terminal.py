@@ -10,6 +10,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from tests.cli.fakes import record
+from tests.report import sample_comparison
 from whence.report import terminal
 
 SECTIONS = ("quality", "deferral", "layers", "profile", "novelty", "answers", "verdict", "data", "network", "run")
@@ -17,7 +18,7 @@ SECTIONS = ("quality", "deferral", "layers", "profile", "novelty", "answers", "v
 
 def drawn(found: dict[str, Any], width: int) -> str:
     out = io.StringIO()
-    terminal.show_audit(found, Console(file=out, width=width, highlight=False))
+    terminal.show_record(found, Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
@@ -39,6 +40,12 @@ def test_everything_that_is_in_the_record_is_shown(width: int) -> None:
 def test_any_section_may_be_missing(section: str) -> None:
     assert "Net [v2]" in drawn(record(**{section: None}), 80)
     assert drawn({"schema": "whence.audit/1"}, 80)
+
+
+def test_a_posterior_of_another_kind() -> None:
+    found = record()
+    found["run"]["posterior"] = {"kind": "Dropout", "describe": "Dropout(1 site)", "structure": None}
+    assert "Dropout(1 site)" in drawn(found, 80) and "data scale" not in drawn(found, 80)
 
 
 def test_layers_without_inputs_and_interruption() -> None:
@@ -77,3 +84,36 @@ def test_bars() -> None:
     assert terminal.bar(1.0, 8).plain == "████████ 100.0 %"
     assert terminal.bar(0.5 + 1 / 16, 8).plain.startswith("████▌")
     assert terminal.bar(-0.1, 8).plain.strip() == "−10.0 %"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_comparison(width: int) -> None:
+    text = drawn(sample_comparison.methods(), width)
+    wanted = [
+        "Five methods on digits", "test 540, ood 300", "NLL: best are Deep ensemble and HMC.", "Methods on test data",
+        "12 ms", "12.3 MB", "67.3 ± 0.4 %", "disagreement", "no common weight coordinates", "−0.15 (30.0 %)",
+        "Distance from HMC", "the reference", "0.120 [0.110, 0.129]", "memory of HMC: it was not measured",
+    ]  # fmt: skip
+    flat = " ".join(text.split())
+    for words in wanted:
+        assert words in flat, words
+    assert ("0.121 [0.106, 0.134] *" if width >= 110 else "0.121 *") in text
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+
+
+@pytest.mark.parametrize("section", [*sample_comparison.SECTIONS, "metrics", "words", "data", "run"])
+def test_any_section_of_a_comparison_may_be_missing(section: str) -> None:
+    assert "Five methods" in drawn({**sample_comparison.methods(), section: None}, 80)
+    assert drawn({"schema": "whence.comparison/1"}, 80)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_many_methods_and_hostile_names(width: int) -> None:
+    for found in (sample_comparison.many(), sample_comparison.hostile(), sample_comparison.bare()):
+        assert max(map(len, drawn(found, width).splitlines())) <= width
+
+
+def test_an_audit_shows_its_comparison() -> None:
+    text = drawn(record(comparison=sample_comparison.inside()), 80)
+    assert text.index("Quality on test data") < text.index("Methods on test data") < text.index("When to hand over")
+    assert "Methods on test data" not in drawn(record(comparison=None), 80)

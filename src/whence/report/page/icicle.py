@@ -13,6 +13,10 @@ Record = dict[str, Any]
 UNITS = 10**8  # the width of the root; whole numbers, so that children never exceed their parent
 MOST = 75_000  # nodes times views; beyond that weight groups are left out
 DEEP = 3  # levels shown at once
+NEGATIVE = -1e-6  # shares are rounded to six digits
+ROUNDING = 1e-4  # by which a sum of rounded shares may differ from its parent's
+SMALL = 0.005  # of the variance; layers below it share a line of the list
+MANY = 12  # layers that the list shows one by one, whatever their shares
 TEXT = "%{label}<br>%{customdata[0]}"
 HOVER = (
     "<b>%{label}</b><br>{share}: %{customdata[0]}{unit}<br>{explained}: %{customdata[1]}<br>%{hovertext}<extra></extra>"
@@ -78,7 +82,7 @@ def _view(view: Record, nodes: list[Record]) -> Record:
     return {
         "values": widths, "customdata": facts, "unit": unit, "texttemplate": TEXT + unit, "hovertemplate": hover,
         "palette": _coloured(view),
-        "note": _note(view, squeezed),
+        "note": _note(view, squeezed), "small": small(view["share"], nodes),
     }  # fmt: skip
 
 
@@ -102,7 +106,7 @@ def _palette(views: list[Record], kind: str, limit: float) -> dict[str, list[str
 
 
 def fitted(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[int]]:
-    """Widths from the positive shares, and the places of the parents whose children had to be narrowed to fit."""
+    """Widths from the positive shares, and the places of the parents that a negative child leaves too little room."""
     places, children = _family(nodes)
     exact = [0.0] * len(nodes)
     squeezed = []
@@ -111,7 +115,8 @@ def fitted(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[in
     for i in range(len(nodes)):
         wanted = [max(shares[kid] or 0.0, 0.0) for kid in children[i]]
         own, total = max(shares[i] or 0.0, 0.0), math.fsum(wanted)
-        if exact[i] > 0 and total > own * (1 + 1e-6):
+        below = any((shares[kid] or 0.0) < NEGATIVE for kid in children[i])
+        if exact[i] > 0 and below and total > own + ROUNDING:
             squeezed.append(i)
         for kid, want in zip(children[i], wanted, strict=True):
             exact[kid] = exact[i] * want / max(own, total, 1e-300) * (1 - 1e-14)
@@ -130,6 +135,13 @@ def changes(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[i
         if children[i]:
             widths[i] = sum(widths[kid] for kid in children[i])
     return widths, []
+
+
+def small(shares: list[float], nodes: list[Record]) -> list[int]:
+    """The places of the layers that the list folds away in a view: of many layers, those with nearly no share."""
+    layers = [i for i, node in enumerate(nodes) if node["level"] == "layer" and node.get("layer") is not None]
+    found = [i for i in layers if abs(shares[i] or 0.0) < SMALL]
+    return found if len(layers) > MANY and len(found) > 1 else []
 
 
 def _family(nodes: list[Record]) -> tuple[dict[str, int], list[list[int]]]:
@@ -180,7 +192,7 @@ def _note(view: Record, squeezed: list[int]) -> str:
 
 
 def tree(record: Record) -> list[Record]:
-    """Layers with their units, the largest share in the first view on top, for the list beside the chart."""
+    """Layers in their order, each with its units by their shares in the first view, for the list beside the chart."""
     nodes = record["nodes"]
     shares = record["views"][0]["share"] if record["views"] else [0.0] * len(nodes)
     kept = {key: i for i, key in enumerate(node["id"] for node in _kept(record)[0])}

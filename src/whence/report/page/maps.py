@@ -18,6 +18,12 @@ QUANTITIES = {
 MOST = 16  # tiles
 GAP = 0.02  # of the width, between tiles
 NAME = 24  # pixels, for the name above a tile
+SCALE = 110  # pixels, for the colour scale below and the margin above
+HIGHEST = {"matrix": 600}  # pixels of the whole figure, by kind
+OTHERS = 880
+LOWEST = 60  # pixels of a matrix with few rows
+THIN = 14  # pixels of a tile's height, below which one column less is better
+LETTER = 6.5  # pixels of a name's letter
 
 
 def weight_maps(maps: list[Record]) -> list[Record]:
@@ -29,26 +35,41 @@ def _one(each: Record) -> Record:
     tiles = each["tiles"][:MOST]
     known = [key for key in QUANTITIES if tiles and all(tile.get(key) for tile in tiles)]
     shape = max(1, each.get("height") or 1) / max(1, each.get("width") or 1)
+    made = [_arranged(tiles, shape, str(each.get("kind")), *room) for room in ((6, 880), (3, 350))]
     return {
-        "layer": each["layer"], "wide": _arranged(tiles, shape, 6, 880), "narrow": _arranged(tiles, shape, 3, 350),
+        "layer": each["layer"], "wide": made[0], "narrow": made[1],
         "data": {key: [_tile(tile, i, key) for i, tile in enumerate(tiles)] for key in known},
         "colours": {key: _colours(tiles, key) for key in known},
     }  # fmt: skip
 
 
-def _arranged(tiles: list[Record], shape: float, most: int, width: int) -> Record:
-    """The layout with at most so many columns, and its height over its width; about twice as wide as high."""
-    columns = max(1, min(most, math.ceil(math.sqrt(2 * len(tiles) * shape)), len(tiles)))
-    rows = max(1, -(-len(tiles) // columns))
-    tall = shape * width / columns
-    layout = need("plotly.graph_objects", "report").Layout(_grid(tiles, rows, columns, NAME / (NAME + tall)))
-    made = layout.to_plotly_json()
+def _arranged(tiles: list[Record], shape: float, kind: str, most: int, width: int) -> Record:
+    """The layout, its height over its width, and the pixels that it never exceeds; about twice as wide as high."""
+    highest = HIGHEST.get(kind, OTHERS) - SCALE
+    count = max(1, len(tiles))
+    columns = min(most, math.ceil(math.sqrt(2 * count * shape)), count)
+    columns = count if count <= most and shape >= 0.5 else -(-count // -(-count // columns))  # no row nearly empty
+    while columns < min(len(tiles), most + 2) and _height(tiles, shape, columns, width) > highest:
+        columns += 1  # one or two columns more than are wanted, rather than tiles that have to shrink
+    while columns > 1 and shape * width / columns < THIN and _height(tiles, shape, columns - 1, width) <= highest:
+        columns -= 1
+    rows = -(-count // columns)
+    tall = _height(tiles, shape, columns, width)
+    tall = min(max(tall, LOWEST + NAME) if kind == "matrix" else tall, highest)
+    letters = max(6, min(16, int(width / columns / LETTER)))
+    grid = _grid(tiles, rows, columns, NAME * rows / tall, kind != "matrix", letters)
+    made = need("plotly.graph_objects", "report").Layout(grid).to_plotly_json()
     made.pop("template", None)
-    return {"layout": made, "ratio": round(min(rows * (tall + NAME) / width, 2.5), 3)}
+    return {"layout": made, "ratio": round(tall / width, 3), "most": highest, "more": SCALE}
 
 
-def _grid(tiles: list[Record], rows: int, columns: int, name: float) -> Record:
-    """Axes that keep pixels square, and the tiles' names above them, which take a part of each row."""
+def _height(tiles: list[Record], shape: float, columns: int, width: int) -> float:
+    """Of all tiles with their names, in pixels, with as many columns."""
+    return max(1, -(-len(tiles) // columns)) * (shape * width / columns + NAME)
+
+
+def _grid(tiles: list[Record], rows: int, columns: int, name: float, square: bool, letters: int) -> Record:
+    """Axes, and the tiles' names above them, which take a part of each row; on demand, pixels stay square."""
     high, wide = 1 / rows, (1 - GAP * (columns - 1)) / columns
     layout: Record = {"annotations": [], "margin": {"t": 24, "l": 4, "r": 4, "b": 4}}
     for i, tile in enumerate(tiles):
@@ -59,11 +80,11 @@ def _grid(tiles: list[Record], rows: int, columns: int, name: float) -> Record:
         layout[f"xaxis{mark}"] = {**bare, "domain": _inside(left, left + wide), "anchor": f"y{mark}"}
         layout[f"yaxis{mark}"] = {
             **bare, "domain": _inside(top - high * (1 - name), top), "autorange": "reversed",
-            "scaleanchor": f"x{mark}", "constraintoward": "top", "anchor": f"x{mark}",
+            "scaleanchor": f"x{mark}" if square else None, "constraintoward": "top", "anchor": f"x{mark}",
         }  # fmt: skip
         layout["annotations"].append(
             {"x": 0.5, "xref": f"x{mark} domain", "y": 1, "yref": f"y{mark} domain", "xanchor": "center",
-             "yanchor": "bottom", "text": drawn(shortened(str(tile["label"]), 16)), "showarrow": False,
+             "yanchor": "bottom", "text": drawn(shortened(str(tile["label"]), letters)), "showarrow": False,
              "font": {"size": 11}}
         )  # fmt: skip
     return layout

@@ -1,14 +1,16 @@
-"""The record of an audit → the text of one HTML page that needs nothing else."""
+"""The record of an audit or a comparison → the text of one HTML page that needs nothing else."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
 
 from whence.errors import need
-from whence.report.page import icicle, maps, theme, words
+from whence.report.page import comparison, icicle, maps, naming, theme, words
 from whence.report.page.charts import NAMES, ORDERS, all_charts, pruning_score
+from whence.report.page.compared import compared_charts
 from whence.report.page.pictures import data_uri
 
 Record = dict[str, Any]
@@ -16,6 +18,7 @@ ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 SECTIONS = {
     "verdict": ("Verdict", "Verdict"),
     "quality": ("Quality", "How good the uncertainties are"),
+    "comparison": ("Methods compared", "Methods compared"),
     "deferral": ("Deferral", "When a person should take over"),
     "profile": ("Profile", "Where the uncertainty sits"),
     "maps": ("Weight maps", "Weight maps"),
@@ -25,12 +28,16 @@ SECTIONS = {
     "run": ("What was done", "What was done"),
     "glossary": ("Terms", "Terms"),
 }
+PARTS = ("verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "run", "glossary")
+COMPARED = ("title", "scores", "curves", "layers", "run")
 
 
 def render(record: Record) -> str:
     """One self-contained page: scripts, styles, data and pictures are inside."""
     bundle = need("plotly.offline", "report").get_plotlyjs().replace("</script", "<\\/script")
-    return str(_environment().get_template("page.html.j2").render(_context(record), bundle=bundle))
+    shown, prefix = naming.without_common(record)
+    found = _comparison(shown) if comparison.is_comparison(shown) else _audit(shown)
+    return str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix))
 
 
 def embedded(data: Any) -> str:
@@ -50,6 +57,7 @@ def _finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
+@functools.cache
 def _environment() -> Any:
     jinja = need("jinja2", "report")
     made = jinja.Environment(
@@ -59,23 +67,51 @@ def _environment() -> Any:
     made.filters |= {
         "number": words.number, "percent": words.percent, "estimate": words.estimate, "judged": words.judged,
         "duration": words.duration, "picture": data_uri, "flat": words.flat, "term": words.term,
+        "aim": comparison.aim, "nth": comparison.nth, "rank": comparison.rank, "size": comparison.size,
+        "dotted": naming.dotted,
     }  # fmt: skip
     return made
 
 
-def _context(record: Record) -> Record:
-    """Everything that the templates name."""
-    run = record.get("run") or {}
-    layers = _layer_names(record)
-    drawings = _drawings(record)
+def _audit(record: Record) -> Record:
+    """Everything that the templates of an audit's page name."""
+    layers, drawings = _layer_names(record), _drawings(record)
+    listed = naming.most_seen(record.get("inputs"), layers)
+    found = record.get("comparison")
+    extra = comparison.context(found, nested=True)
     return {
-        "r": _gentle(record), "run": _gentle(run), "nothing": _Gentle(), **_fixed(), **drawings,
-        "why": {item["what"]: item["why"] for item in run.get("left_out") or []},
+        **_common(record, drawings), **extra, **_fixed(), "what": "audit", "c": _gentle(found),
+        "parts": [f"{part}.html.j2" for part in PARTS],
+        "sections": {key: names for key, names in SECTIONS.items() if key != "comparison" or found},
+        "terms": {**words.GLOSSARY, **(extra["compared_terms"] if found else {})},
         "tree": icicle.tree(record["profile"]) if drawings["profile"] else [],
         "views": _views(record["profile"]) if drawings["profile"] else [], "negative": _negative(record.get("profile")),
         "kinds": {layer["name"]: layer.get("kind") or "" for layer in record.get("layers") or []},
-        "colours": dict(zip(layers, theme.layer_colours(len(layers)), strict=True)),
+        "colours": dict(zip(listed, theme.layer_colours(len(listed)), strict=True)),
         "score": pruning_score((record.get("pruning") or {}).get("rows") or []),
+        "unlisted": len(layers) - len(listed), "deep": any(len(name) > naming.SHORT for name in layers),
+        "rows": _row_heights(record.get("novelty") or {}),
+    }  # fmt: skip
+
+
+def _comparison(record: Record) -> Record:
+    """Everything that the templates of a comparison's page name."""
+    extra = comparison.context(record, nested=False)
+    ends = {key: SECTIONS[key] for key in ("run", "glossary")}
+    return {
+        **_common(record, {"charts": compared_charts(record), "profile": None, "maps": []}), **extra,
+        "what": "comparison", "c": _gentle(record), "terms": extra["compared_terms"],
+        "parts": [*(f"compared_{part}.html.j2" for part in COMPARED), "glossary.html.j2"],
+        "sections": {**comparison.SECTIONS, **ends},
+    }  # fmt: skip
+
+
+def _common(record: Record, drawings: Record) -> Record:
+    """What both pages name."""
+    run = record.get("run") or {}
+    return {
+        "r": _gentle(record), "run": _gentle(run), "nothing": _Gentle(), "tones": words.TONES, **drawings,
+        "why": {item["what"]: str(item["why"]).rstrip(".") for item in run.get("left_out") or []},
         "data": embedded({**drawings, "themes": theme.templates()}),
     }  # fmt: skip
 
@@ -84,13 +120,14 @@ def _drawings(record: Record) -> Record:
     """What the page's script draws."""
     profile = record.get("profile") or {}
     shown = icicle.profile(profile) if profile.get("nodes") and profile.get("views") else None
-    return {"charts": all_charts(record), "profile": shown, "maps": maps.weight_maps(record.get("maps") or [])}
+    charts = {**all_charts(record), **compared_charts(record.get("comparison") or {})}
+    return {"charts": charts, "profile": shown, "maps": maps.weight_maps(record.get("maps") or [])}
 
 
 def _fixed() -> Record:
-    """What is the same on every page."""
+    """What is the same on every audit's page."""
     return {
-        "sections": SECTIONS, "terms": words.GLOSSARY, "tones": words.TONES, "names": NAMES, "orders": ORDERS,
+        "names": NAMES, "orders": ORDERS,
         "quantities": maps.QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": _ramp(False), "difference": _ramp(True)},
     }  # fmt: skip
@@ -115,6 +152,11 @@ def _layer_names(record: Record) -> list[str]:
     named = [layer["name"] for layer in record.get("layers") or []]
     named += [name for item in record.get("inputs") or [] for name, _ in item.get("layers") or []]
     return list(dict.fromkeys(named))
+
+
+def _row_heights(novelty: Record) -> int:
+    """Pixels that a chart with a box for each layer and set takes."""
+    return min(2000, max(330, 100 + len(novelty.get("names") or []) * (9 * len(novelty.get("sets") or []) + 9)))
 
 
 def _views(profile: Record) -> list[tuple[str, list[Record]]]:

@@ -75,5 +75,5 @@ def layer_colours(count: int) -> list[str]:
     if count <= len(LAYERS):
         return list(LAYERS[:count])
     colours = need("plotly.colors", "report")
-    places = [0.95 * i / (count - 1) for i in range(count)]
+    places = [0.12 + 0.83 * i / (count - 1) for i in range(count)]  # its ends are too near to black and to white
     return [str(one) for one in colours.sample_colorscale("Viridis", places)]

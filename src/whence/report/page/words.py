@@ -126,6 +126,8 @@ def judged(metric: Mapping[str, Any]) -> str:
         return ""
     if float(low or 0) <= 0 <= float(high or 0):
         return "no clear difference"
+    if metric.get("better") not in ("lower", "higher"):
+        return "differs"
     return "better" if (float(high or 0) < 0) == (metric.get("better") == "lower") else "worse"
 
 
@@ -134,7 +136,7 @@ def duration(seconds: Any) -> str:
     if not _is_number(seconds):
         return NONE
     if seconds < 60:
-        return f"{seconds:.1f} s" if seconds >= 0.05 else f"{1000 * seconds:.0f} ms"
+        return f"{seconds:.1f} s" if seconds >= 0.05 else f"{1000 * seconds:{'.0f' if seconds >= 0.001 else '.1g'}} ms"
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 

@@ -1,0 +1,193 @@
+"""The page of an audit with many layers, deep names, long rows or nothing to draw."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.report import sample_comparison, sample_record
+from tests.report.test_page import Outline, nodes
+from whence.report.page import render
+from whence.report.page.charts import deferral_curve, pruned, sensitivity
+from whence.report.page.icicle import fitted, profile
+from whence.report.page.maps import weight_maps
+from whence.report.page.naming import common, dotted, without_common
+
+PREFIX = sample_record.DEEP
+
+
+@pytest.fixture(scope="module")
+def deep() -> dict[str, Any]:
+    return sample_record.deep()
+
+
+@pytest.fixture(scope="module")
+def page(deep: dict[str, Any]) -> str:
+    return render(deep)
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, Any]:
+    return sample_record.images()
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix"),
+    [
+        (["a.b.c", "a.b.d.e"], "a.b."),
+        (["a.b", "a.b.c"], "a."),
+        (["a", "a.b"], ""),
+        (["a.b.c"], ""),
+        (["a.b.c", "a.b-x.d", "a.b.d"], "a."),
+        (["encoder1.x", "encoder2.x"], ""),
+        ([], ""),
+    ],
+)
+def test_the_common_beginning_ends_at_a_dot_and_leaves_a_name(names: list[str], prefix: str) -> None:
+    assert common(names) == prefix
+
+
+def test_names_may_break_after_dots_and_stay_text() -> None:
+    assert dotted("a.b<c.d") == "a.<wbr>b&lt;c.<wbr>d"
+
+
+def test_what_all_names_begin_with_is_said_once(page: str) -> None:
+    ours = page[page.index("<body>") : page.index("<script>")] + json.dumps(Outline(page).data)
+    assert ours.count("backbone_encoder") == 1 and PREFIX not in ours
+    assert "All layer names begin with" in ours and "blocks.<wbr>0.<wbr>attn.<wbr>qkv" in ours
+    assert "between 'patch_embedding' and 'classifier'" in Outline(page).words
+
+
+def test_short_names_change_nothing_else(deep: dict[str, Any], images: dict[str, Any]) -> None:
+    text = json.dumps(deep).replace(PREFIX, "")
+    assert json.loads(text) == without_common(json.loads(json.dumps(deep)))[0]
+    assert without_common(images) == (images, "")
+
+
+def test_only_names_lose_their_beginning_in_sentences() -> None:
+    said = ["'a.b' is a. But data.a.b, a.b.c and (a.b)"]
+    record = {"layers": [{"name": "a.b"}, {"name": "a.c"}], "answers": [{"words": said, "numbers": {"a.b": 1}}]}
+    short = without_common(record)[0]["answers"][0]
+    assert short == {"words": ["'b' is a. But data.a.b, b.c and (b)"], "numbers": {"b": 1}}
+
+
+def test_a_comparison_loses_the_common_beginning_too() -> None:
+    record = sample_comparison.many()
+    record["layers"]["names"] = [f"encoder.{name}" for name in record["layers"]["names"]]
+    outline = Outline(render(record))
+    assert outline.data["charts"]["compared-activations-chart"]["data"][0]["y"][0] == "0.attention.projection"
+    assert outline.words.count("All layer names begin with") == 1
+
+
+def test_legends_name_a_dozen_layers(deep: dict[str, Any], page: str) -> None:
+    assert "and 11 more" in Outline(page).words
+    traces = sensitivity(deep["sensitivity"])["data"]
+    named = [trace for trace in traces if trace.get("showlegend", True)]
+    assert len(traces) == 24 and len(named) == 13 and named[-1]["name"] == "and 11 more"
+    largest = max(deep["sensitivity"], key=lambda row: row["variance_share"])["name"]
+    assert any(largest.endswith(trace["name"].lstrip("…")) for trace in named)
+    assert len({(i % 7, trace["line"]["dash"]) for i, trace in enumerate(named[:-1])}) == 12
+
+
+def test_small_layers_are_folded_in_each_view(deep: dict[str, Any], images: dict[str, Any]) -> None:
+    found = profile(deep["profile"])
+    for view in deep["profile"]["views"]:
+        pairs = zip(deep["profile"]["nodes"], view["share"], strict=True)
+        small = [i for i, (node, share) in enumerate(pairs) if node["level"] == "layer" and abs(share) < 0.005]
+        assert found["views"][view["key"]]["small"] == small
+    assert len(found["views"]["test"]["small"]) > 5
+    assert not any(view["small"] for view in profile(images["profile"])["views"].values())
+
+
+def test_rounded_shares_are_not_called_negative() -> None:
+    tree_of = nodes(("n", None), ("a", "n"), ("b", "n"), ("c", "n"))
+    assert fitted([1.0, 0.333334, 0.333334, 0.333334], tree_of)[1] == []
+    assert fitted([1.0, 0.6, 0.45, 0.0], tree_of)[1] == [], "too much, but none is negative"
+    assert fitted([1.0, 0.500001, 0.500001, -0.000002], tree_of)[1] == []
+    assert fitted([1.0, 0.55, 0.451, -0.001], tree_of)[1] == [0]
+
+
+def test_the_prior_alone_has_no_negative_shares(images: dict[str, Any]) -> None:
+    record = json.loads(json.dumps(images["profile"]))
+    for view in record["views"]:
+        view["share"] = [round(share, 6) for share in view["share"]]
+    views = profile(record)["views"]
+    assert "negative share" not in views["prior"]["note"] and "negative share" in views["test"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "count", "most"),
+    [
+        ("matrix", (48, 16), 1, 600),
+        ("matrix", (48, 64), 1, 600),
+        ("matrix", (1, 64), 1, 200),
+        ("pixels", (28, 28), 16, 900),
+        ("pixels", (84, 28), 16, 900),
+        ("filters", (3, 63), 16, 900),
+        ("filters", (3, 3), 4, 520),
+    ],
+)
+def test_weight_maps_stay_low(kind: str, shape: tuple[int, int], count: int, most: int) -> None:
+    zeros = [[0.1] * shape[1]] * shape[0]
+    tiles = [{"label": f"unit {i}", "weight": zeros, "std": zeros, "identified": zeros} for i in range(count)]
+    given = {"layer": "a", "kind": kind, "height": shape[0], "width": shape[1], "tiles": tiles}
+    made = weight_maps([given])[0]
+    for key, width in (("wide", 880), ("narrow", 350)):
+        one = made[key]
+        assert 120 < min(width * one["ratio"], one["most"]) + one["more"] <= most, key
+        square = [axis.get("scaleanchor") for name, axis in one["layout"].items() if name.startswith("yaxis")]
+        assert len(square) == count and all(bool(anchor) == (kind != "matrix") for anchor in square)
+
+
+def test_long_rows_are_folded_and_what_cannot_be_shown_is_said(page: str) -> None:
+    record = sample_record.tabular()
+    record["inputs"][0]["row"] = [[f"feature {i}", i] for i in range(20)]
+    record["inputs"][0]["row"][3][1] = None
+    short, long = (part.count("<details><summary>14 more") for part in render(record).split('class="inputs"'))
+    assert (short, long) == (0, 1)
+    words = Outline(render(record)).words
+    assert "feature 19" in words and "feature 3 –" in words and "cannot be shown" not in words
+    assert Outline(page).words.count("This input cannot be shown.") == 3
+
+
+def test_long_names_of_classes_are_whole_in_their_title(deep: dict[str, Any], page: str) -> None:
+    cut = [a["title"] for _, a in Outline(page).elements if (a.get("class") or "") in ("cut", "name") and "title" in a]
+    assert deep["classes"][1] in cut
+
+
+def test_a_network_without_errors_has_a_sentence_and_no_curve(images: dict[str, Any]) -> None:
+    deferral = json.loads(json.dumps(images["deferral"]))
+    assert deferral_curve(deferral)["data"]
+    for curve in deferral["curve"].values():
+        curve["error"] = [0.0] * len(curve["error"])
+    outline = Outline(render({**images, "deferral": deferral}))
+    assert "It makes no error on these 540 test inputs." in outline.words
+    assert "deferral-curve" not in outline.data["charts"]
+    compared = sample_comparison.methods()
+    compared["rejection"] = [curve and {**curve, "error": [0.0] * 60} for curve in compared["rejection"]]
+    assert "No method makes an error on these 540 test inputs." in Outline(render(compared)).words
+
+
+def test_pruning_is_of_the_prunable_weights(images: dict[str, Any]) -> None:
+    title = pruned(images["pruning"]["rows"])["layout"]["xaxis"]["title"]["text"]
+    assert title == "part of the prunable weights removed"
+
+
+@pytest.mark.parametrize("answers", ["all", "none", None])
+@pytest.mark.parametrize("coverage", [0.0, 1.0])
+def test_no_threshold_means_all_or_nothing(images: dict[str, Any], answers: str | None, coverage: float) -> None:
+    row = {**images["deferral"]["rows"][0], "answers": answers, "validation": {"coverage": coverage, "error": 0.1}}
+    record = {**images, "deferral": {**images["deferral"], "rows": [row]}}
+    words = Outline(render(record)).words
+    every = answers == "all" or (answers is None and coverage == 1)
+    assert ("hand over nothing" in words) == every and ("hand over everything" in words) != every
+
+
+@pytest.mark.parametrize("section", sample_comparison.SECTIONS)
+def test_a_comparison_inside_an_audit_says_why_a_section_is_missing(section: str, images: dict[str, Any]) -> None:
+    left_out = [{"what": section, "why": "somebody left it out."}]
+    found = {**sample_comparison.inside(), section: None, "left_out": left_out}
+    words = Outline(render({**images, "comparison": found})).words
+    assert "Not part of this comparison: somebody left it out." in words and "out.." not in words
