@@ -61,7 +61,7 @@ def test_ctrl_c_keeps_what_is_finished(whence_process) -> None:
 def test_ctrl_c_before_the_fit_is_done_leaves_nothing(whence_process) -> None:
     code, out, err = interrupted("fit", "--json")
     assert code == 130 and "Traceback" not in err and out == "" and not Path("out").exists()
-    assert err.splitlines()[-1] == "interrupted: the posterior was not fitted yet; nothing was written."
+    assert err.splitlines()[-1] == "interrupted: the posterior was not ready yet; nothing was written."
 
 
 def test_without_typer_a_friendly_line(shop: Path) -> None:

@@ -1,25 +1,39 @@
-"""The commands and their options. What they do stands in demo, auditing, showing and pruning."""
+"""The commands and their options. What they do stands in demo, auditing, comparing, showing and pruning."""
 
 from __future__ import annotations
 
 import io
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import whence
-from whence.cli.voice import BAD_INPUT, Voice
-
-DATA, FIT, OUTPUT, COMMON = "Data", "Posterior", "Output", "Common"
-CODES = "Exit codes: 0 done; 2 bad input or option; 1 unexpected error; 130 stopped by Ctrl-C."
-REFERENCES = (
-    "A reference is [bold]package.module:name[/] or [bold]path/to/file.py:name[/]; the current folder is searched. The "
-    "network is a torch.nn.Module, or a class or function without required arguments that gives one. Data are a "
-    "DataLoader, a Dataset, a pair of tensors, a list of (inputs, targets) batches, or a function that gives one."
+from whence.cli.options import (
+    CODES,
+    DATA,
+    FIT,
+    OUTPUT,
+    REF,
+    REFERENCES,
+    BatchSize,
+    Classes,
+    Criterion,
+    Curvature,
+    Debug,
+    Device,
+    Examples,
+    Json,
+    Layers,
+    Open,
+    Quiet,
+    Seed,
+    Structure,
+    Title,
+    Weights,
 )
+from whence.cli.voice import BAD_INPUT, Voice
 
 app = typer.Typer(
     name="whence",
@@ -31,69 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of everything random.", rich_help_panel=COMMON)]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="Where to compute: cpu, cuda, cuda:1, mps.",
-        show_default="as the network",
-        rich_help_panel=COMMON,
-    ),
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", metavar="", help="Say nothing but errors.", rich_help_panel=COMMON)
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", help="Print one JSON object on stdout, and nothing else there.", rich_help_panel=COMMON
-    ),
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.", rich_help_panel=COMMON)
-]
-Open = Annotated[bool, typer.Option("--open", metavar="", help="Open the page in the browser.", rich_help_panel=OUTPUT)]
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        help="Trained weights for the network: a state dict as .safetensors, .pt or .pth.",
-        metavar="FILE",
-        rich_help_panel=DATA,
-    ),
-]
-BatchSize = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Batch size, where a Dataset is given.", rich_help_panel=DATA)
-]
-Layers = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Only layers whose name fits this pattern, such as 'block.*'; 'last' is the last layer. May be repeated.",
-        metavar="PATTERN",
-        show_default="all",
-        rich_help_panel=FIT,
-    ),
-]
-REF = "MODULE:NAME"
-
-
-class Structure(StrEnum):
-    """How the curvature is kept."""
-
-    kron, ekfac, diag, block, full, lowrank = "kron", "ekfac", "diag", "block", "full", "lowrank"
-
-
-class Curvature(StrEnum):
-    """Which curvature."""
-
-    auto, ggn, mc, empirical, kfra, hessian = "auto", "ggn", "mc", "empirical", "kfra", "hessian"
-
-
-class Criterion(StrEnum):
-    """What goes first."""
-
-    snr, identified, saliency, magnitude, random = "snr", "identified", "saliency", "magnitude", "random"
 
 
 def _version(wanted: bool) -> None:
@@ -125,7 +76,7 @@ def demo(
 ) -> None:
     """Train a small network on embedded data and audit it: the quickest way to see what whence says.
 
-    It learns the digits 0 to 7 under noise; 8 and 9, which it never saw, are the novel inputs. About a minute.
+    It learns digits under noise; pieces of photographs, which it never saw, are the novel inputs. About a minute.
     """
     with Voice(quiet, as_json, debug).speaking() as voice:
         from whence.cli import demo as work
@@ -160,9 +111,7 @@ def audit(
         typer.Option(metavar=REF, help="Inputs of another kind than the training data.", rich_help_panel=DATA),
     ] = None,
     weights: Weights = None,
-    classes: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Names of the classes, in order.", rich_help_panel=DATA)
-    ] = None,
+    classes: Classes = None,
     batch_size: BatchSize = 256,
     likelihood: Annotated[
         str | None,
@@ -205,15 +154,8 @@ def audit(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for audit.html and audit.json.", rich_help_panel=OUTPUT)
     ] = Path("whence-audit"),
-    title: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="Title of the page.", rich_help_panel=OUTPUT)
-    ] = None,
-    examples: Annotated[
-        int,
-        typer.Option(
-            min=2, metavar="N", help="Read at most so many of each of the sets but train.", rich_help_panel=OUTPUT
-        ),
-    ] = 10_000,
+    title: Title = None,
+    examples: Examples = 10_000,
     inputs: Annotated[
         int, typer.Option(min=0, metavar="N", help="Show so many of the most uncertain inputs.", rich_help_panel=OUTPUT)
     ] = 12,
@@ -242,6 +184,71 @@ def audit(
 
 
 @app.command(
+    epilog=(
+        "[bold]whence compare Laplace=net.safetensors@net.py:model VI=code/fits.py:variational --test data.py:test[/]"
+        "\n\nNAME=REF names a posterior. REF is a file with the network that it belongs to, "
+        "[bold]FILE.safetensors@MODULE:MODEL[/] (and [bold]@WEIGHTS[/] where that network is not trained yet; for an "
+        "ensemble the reference names the list of its networks), or [bold]MODULE:POSTERIOR[/], a posterior or a "
+        f"function that returns one.\n\n{REFERENCES}\n\n{CODES}"
+    )
+)
+def compare(
+    posteriors: Annotated[
+        list[str], typer.Argument(metavar="NAME=REF…", help="What is compared, by name.", show_default=False)
+    ],
+    test: Annotated[
+        str | None, typer.Option(metavar=REF, help="Data that everything is measured on.", rich_help_panel=DATA)
+    ] = None,
+    ood: Annotated[
+        str | None,
+        typer.Option(metavar=REF, help="Inputs of another kind than the training data.", rich_help_panel=DATA),
+    ] = None,
+    plain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:MODEL",
+            help="The plain network to stand beside them; [bold]none[/] leaves it out.",
+            show_default="the one that a posterior was made of",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The one that distances are measured from, such as HMC.", rich_help_panel=FIT
+        ),
+    ] = None,
+    classes: Classes = None,
+    batch_size: BatchSize = 256,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder for comparison.html and comparison.json.", rich_help_panel=OUTPUT),
+    ] = Path("whence-comparison"),
+    title: Title = None,
+    examples: Examples = 10_000,
+    open_page: Open = False,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare posteriors on the same data: one table, one set of figures, the same metrics.
+
+    Writes DIR/comparison.html (one page, opens anywhere) and DIR/comparison.json (the same numbers).
+    """
+    with Voice(quiet, as_json, debug).speaking() as voice:
+        from whence.cli import comparing
+
+        order = comparing.Order(
+            posteriors=posteriors, out=out, test=test, ood=ood, plain=plain, reference=reference, classes=classes,
+            title=title, examples=examples, batch_size=batch_size, seed=seed, device=device, open=open_page,
+        )  # fmt: skip
+        code = comparing.run(order, voice)
+    raise typer.Exit(code)
+
+
+@app.command(
     epilog=f"Examples: [bold]whence show whence-demo/audit.json[/], [bold]whence show net.safetensors[/]\n\n{CODES}"
 )
 def show(
@@ -249,14 +256,14 @@ def show(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A saved posterior (.safetensors), an audit's .json, or its folder.",
+            help="A saved posterior (.safetensors), the .json of an audit or a comparison, or its folder.",
             show_default=False,
         ),
     ],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print a saved posterior or audit in the terminal. The network is not needed."""
+    """Print a saved posterior, audit or comparison in the terminal. The network is not needed."""
     with Voice(False, as_json, debug).speaking() as voice:
         from whence.cli import showing
 
@@ -341,6 +348,6 @@ def run(args: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             return BAD_INPUT
-        names = [name for name in ("audit", "demo", "show", "prune") if name in args[:1]]
+        names = [name for name in ("audit", "compare", "demo", "show", "prune") if name in args[:1]]
         Voice().line("error", f"{error.format_message()} Try: {' '.join(['whence', *names, '--help'])}", "bold red")
         return BAD_INPUT

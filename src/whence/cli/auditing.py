@@ -67,7 +67,7 @@ def run(order: Order, voice: Voice) -> int:
             subject = subject if device is None else subject.to(device)
         known = likelihood if likelihood is not None else subject.likelihood
         outputs_number = datasets.check(model, read, resolve_likelihood(known)[0], device)
-        _named(classes, outputs_number, known)
+        check_names(classes, outputs_number, known)
         data = {"train": None, **{name: found.source for name, found in zip(sets, read, strict=True)}}
         settings = {
             "likelihood": likelihood,
@@ -94,7 +94,7 @@ def carry_out(
                 subject, train, **data, **settings, seed=order.seed, device=device, progress=False, on_step=steps
             )
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt("the posterior was not fitted yet; nothing was written.") from error
+            raise KeyboardInterrupt("the posterior was not ready yet; nothing was written.") from error
     for notice in found.record["run"].get("notices") or []:
         voice.note(notice)
     try:
@@ -109,17 +109,21 @@ def carry_out(
 
 def write(found: Any, folder: Path, save: Path | None, voice: Voice) -> dict[str, str | None]:
     """The files of an audit; the JSON comes first, so that a page that cannot be drawn loses nothing."""
-    paths: dict[str, str | None] = {"html": None, "json": str(found.json(folder / "audit.json")), "posterior": None}
-    if save is not None and found.posterior is not None:
-        paths["posterior"] = str(outputs.aside(save, found.posterior.save))
+    record = found.json(folder / "audit.json")
+    kept = None if save is None or found.posterior is None else str(outputs.aside(save, found.posterior.save))
+    return {"html": write_page(found, record, voice), "json": str(record), "posterior": kept}
+
+
+def write_page(found: Any, record: Path, voice: Voice) -> str | None:
+    """The page beside the record; without what draws it, a note."""
     try:
-        paths["html"] = str(found.html(folder / "audit.html"))
+        return str(found.html(record.with_suffix(".html")))
     except MissingExtra as error:
         voice.note(f"the page was not written: {error}")
+        return None
     except Exception:
-        voice.note(f"the page could not be drawn, but the record is complete: {paths['json']}")
+        voice.note(f"the page could not be drawn, but the record is complete: {record}")
         raise
-    return paths
 
 
 def _say(found: Any, paths: dict[str, str | None], voice: Voice) -> None:
@@ -181,7 +185,7 @@ def _consistent(order: Order) -> None:
             raise BadOption(f"--{name} does not go with --posterior: that posterior is fitted already.")
 
 
-def _named(classes: list[str] | None, number: int | None, likelihood: Likelihood | str) -> None:
+def check_names(classes: list[str] | None, number: int | None, likelihood: Likelihood | str) -> None:
     """As many names as outputs."""
     many = likelihood == "classification" or isinstance(likelihood, Categorical)
     if classes is not None and many and number is not None and len(classes) != number:

@@ -12,12 +12,12 @@ from whence.errors import BadFile
 
 
 @contextlib.contextmanager
-def folder(path: Path) -> Iterator[Path]:
-    """A folder that can be written; where the work fails, the folders that were made for it go again."""
+def folder(path: Path, stem: str = "audit") -> Iterator[Path]:
+    """A folder that can be written; where the work fails, the folders made for it go again."""
     made = _make(path)
     try:
         _writable(path)
-        for name in ("audit.html", "audit.json"):
+        for name in (f"{stem}.html", f"{stem}.json"):
             if (path / name).is_dir():
                 raise BadFile(f"--out: cannot write {path / name}: there is a folder of that name.")
         yield path

@@ -99,13 +99,14 @@ def _pruned(order: Order, posterior: Laplace, test: datasets.Named | None, voice
         total = sum(p.numel() for p in posterior.network.params.values())
         gone = masked(masks)
         network = whence.compact(masks) if order.compact else permanent(masks)
+        left = sum(p.numel() for p in network.parameters()) if order.compact else total - gone
         result: dict[str, Any] = {
             "by": order.by,
             "fraction": order.fraction,
             "units": order.units,
-            "sparsity": gone / total,
+            "sparsity": 1 - left / total,
             "parameters_before": total,
-            "parameters": sum(p.numel() for p in network.parameters()) if order.compact else total - gone,
+            "parameters": left,
             "shapes": {n: list(p.shape) for n, p in network.named_parameters()} if order.compact else None,
         }
         if test is not None:

@@ -39,7 +39,7 @@ def made(reference: str, option: str, wanted: Callable[[Any], bool], expected: s
     found = resolve(reference, option)
     if wanted(found):
         return found
-    if not callable(found):
+    if not callable(found) or isinstance(found, nn.Module):
         raise BadOption(f"{option}: expected {expected}, but {reference} is {kind(found)}.")
     needed = _required(found)
     if needed:

@@ -1,20 +1,23 @@
-"""``whence show``: a saved posterior or audit in the terminal."""
+"""``whence show``: a saved posterior, audit or comparison in the terminal."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 import whence
-from whence.cli.auditing import summary
+from whence.cli import auditing, comparing
 from whence.cli.voice import Voice
 from whence.errors import BadFile
-from whence.io import FORMAT
+from whence.io import FORMAT, KINDS_OF_DRAWS
 from whence.likelihoods import from_spec
 from whence.report import terminal
+
+SHORT = 6  # values of a list that are written out
 
 
 def run(path: Path, voice: Voice) -> int:
@@ -27,28 +30,39 @@ def run(path: Path, voice: Voice) -> int:
         start = file.read(4096)
     if path.suffix.lower() in (".html", ".htm") or start.lstrip()[:9].lower() in (b"<!doctype", b"<html"):
         beside = path.with_suffix(".json")
-        other = f", or run: whence show {beside}" if beside.is_file() else ", or show the .json of that audit"
+        other = f", or run: whence show {beside}" if beside.is_file() else ", or show the .json beside it"
         raise BadFile(f"{path} is a page: open it in a browser{other}.")
     if start.lstrip().startswith(b"{"):
-        record = whence.Audit.read(path).record
-        voice.result(terminal.audit, record, {"kind": "audit", "json": str(path), **summary(record)})
+        _record(path, b'"whence.comparison/' in start, voice)
     else:
         about = describe(path)
-        voice.result(terminal.posterior, about, about)
+        voice.result(terminal.posterior if "structure" in about else terminal.drawn_posterior, about, about)
     return 0
 
 
+def _record(path: Path, compared: bool, voice: Voice) -> None:
+    """An audit or a comparison; the schema is the first thing in the file."""
+    kind = "comparison" if compared else "audit"
+    record = (whence.Comparison if compared else whence.Audit).read(path).record
+    plain = comparing.summary(record) if compared else auditing.summary(record)
+    voice.result(terminal.view_of(record), record, {"kind": kind, "json": str(path), **plain})
+
+
 def _inside(folder: Path) -> Path:
-    if not (folder / "audit.json").is_file():
-        raise BadFile(f"{folder} is a folder without an audit.json; expected a posterior (.safetensors) or an audit.")
-    return folder / "audit.json"
+    for name in ("audit.json", "comparison.json"):
+        if (folder / name).is_file():
+            return folder / name
+    raise BadFile(
+        f"{folder} is a folder without an audit.json or comparison.json; expected a posterior (.safetensors), an audit "
+        "or a comparison."
+    )
 
 
 def describe(path: Path) -> dict[str, Any]:
     """What a posterior's file says of itself, without the network and without reading its tensors."""
     meta = _header(path)
     try:
-        return _about(path, meta)
+        return _about(path, meta) if meta["kind"] == "laplace" else _about_drawn(path, meta)
     except (KeyError, TypeError, AttributeError) as error:
         raise BadFile(f"{path} is damaged: {type(error).__name__} {error} in its metadata.") from error
 
@@ -59,13 +73,14 @@ def _header(path: Path) -> dict[str, Any]:
             header = file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise BadFile(
-            f"{path}: expected a posterior (.safetensors) or an audit's .json, but it is neither, or is truncated."
+            f"{path}: expected a posterior (.safetensors) or the .json of an audit or a comparison, but it is neither, "
+            "or is truncated."
         ) from error
     try:
         meta = json.loads(header.get("whence", "null"))
     except ValueError as error:
         raise BadFile(f"{path} is damaged: its metadata is no JSON ({error}).") from error
-    if not isinstance(meta, dict) or meta.get("kind") != "laplace":
+    if not isinstance(meta, dict) or meta.get("kind") not in ("laplace", *KINDS_OF_DRAWS):
         raise BadFile(f"{path} is a safetensors file, but not a posterior that whence wrote.")
     if meta["format"] > FORMAT:
         raise BadFile(f"{path} was written by whence {meta['whence']}, whose format is newer than {FORMAT}.")
@@ -97,6 +112,37 @@ def _about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
         "versions": {"whence": meta["whence"], "torch": meta["torch"]},
         "bytes": path.stat().st_size,
     }
+
+
+def _about_drawn(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """Of a posterior that is known by its draws."""
+    likelihood = from_spec(meta["likelihood"])
+    return {
+        "kind": "posterior",
+        "method": meta["kind"].replace("_", " "),
+        "path": str(path),
+        "likelihood": meta["likelihood"]["name"] if likelihood is None else repr(likelihood),
+        "networks": [sum(_size(shape) for shape in names.values()) for names in meta["names"]],
+        "state": plain_values(meta["state"]),
+        "versions": {"whence": meta["whence"], "torch": meta["torch"]},
+        "bytes": path.stat().st_size,
+    }
+
+
+def plain_values(state: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The plain values of a posterior's state, one level; long lists by their length, what is not set left out."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        name = f"{before}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            values = list(value.values())
+            alike = len(values) > 1 and all(v == values[0] for v in values)
+            found |= {f"{name} (each)": values[0]} if alike else plain_values(value, f"{name}, ")
+        elif isinstance(value, list) and (len(value) > SHORT or any(isinstance(v, list | Mapping) for v in value)):
+            found[name] = f"{len(value)} {'entry' if len(value) == 1 else 'entries'}"
+        elif value is not None and value != []:
+            found[name] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return found
 
 
 def _layer(block: dict[str, Any], prior: dict[str, float | None]) -> dict[str, Any]:

@@ -122,6 +122,7 @@ STEPS = {
     "novelty": "what is like the training data",
     "pruning": "what can be pruned",
     "answers": "answers in words",
+    "scores": "scoring them all",
 }
 
 

@@ -31,7 +31,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def _from_safetensors(path: Path) -> Any:
     try:
         with safe_open(str(path), framework="pt") as file:
-            if '"kind": "laplace"' in (file.metadata() or {}).get("whence", ""):
+            header = (file.metadata() or {}).get("whence", "")
+            if header and '"kind": "pruned"' not in header:
                 raise BadFile(f"--weights: {path} is a posterior, not a network's weights; pass it with --posterior.")
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:

@@ -168,7 +168,9 @@ def _unidentified(posterior: Laplace) -> Answer:
         dead[block.name] = (mean < UNKNOWN).nonzero().flatten().tolist()
     least = min(layers, key=layers.__getitem__)
     count, total = sum(map(len, dead.values())), sum(units_of(posterior.network, b).count for b in posterior.blocks)
-    where = ", ".join(f"{len(units)} in {name!r}" for name, units in dead.items() if units)
+    places = sorted(((len(units), name) for name, units in dead.items() if units), reverse=True)
+    where = ", ".join(f"{number} in {name!r}" for number, name in places[:NAMED])
+    where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     words = (
         f"{count} of {total} units are identified less than {UNKNOWN:.0%}{': ' + where if where else ''}. The least "
         f"identified layer is {least!r} (mean {layers[least]:.2g}). What is unidentified could be pruned: see "
