@@ -450,8 +450,8 @@ def test_diagnostics_by_arviz(linear: Hmc) -> None:
     assert [r["name"] for r in found.rows()] == ["predictions", "potential", "weight", "bias"]
     assert "R-hat" in str(found) and linear.diagnostics().predictions.rhat.shape == (30, 1)
     tree = linear.to_arviz(grid)
-    assert tree["posterior"]["weight"].shape == (8, 250, 1, 3)
-    assert tree["posterior"]["predictions"].shape == (8, 250, 5, 1)
+    assert tree["posterior"]["weight"].shape == (8, 800, 1, 3)
+    assert tree["posterior"]["predictions"].shape == (8, 800, 5, 1)
     assert {"lp", "energy", "diverging", "tree_depth"} <= set(tree["sample_stats"])
     assert len(arviz.summary(tree, var_names=["bias"])) == 1
 
