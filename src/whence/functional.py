@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from whence.batches import Inputs
 from whence.errors import BadData, UnsupportedLayer, WhenceError
 
+OBJECT = "_whence_returns_object"  # on the private copy of a module
+
 
 class Network:
     """A private copy of a module, in evaluation mode. Its parameters require gradients only if selected."""
@@ -25,7 +27,6 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
-        self.returns_object = False  # rather than a tensor
         self.hash = ""  # of the weights and buffers, when the snapshot was taken
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,6 +57,15 @@ class Network:
                 raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
         network.hash = weights_hash(network.module)
         return network
+
+    @property
+    def returns_object(self) -> bool:
+        """Whether it was seen to give an object with ``logits`` rather than a tensor; known to copies of the module."""
+        return bool(self.module.__dict__.get(OBJECT, False))
+
+    @returns_object.setter
+    def returns_object(self, value: bool) -> None:
+        self.module.__dict__[OBJECT] = value
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +103,10 @@ class Network:
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
         args, kwargs = arguments(inputs)
-        return output_tensor(torch.func.functional_call(self.module, dict(params), args, kwargs))
+        output = torch.func.functional_call(self.module, dict(params), args, kwargs)
+        if not isinstance(output, Tensor):
+            self.returns_object = True
+        return output_tensor(output)
 
     def to(self, *args: Any, **kwargs: Any) -> Network:
         """A copy on another device or in another floating-point type."""

@@ -106,6 +106,7 @@ def save_drawn(posterior: DrawnPosterior, path: str | Path) -> None:
         "weights": [weights_hash(n.module) for n in networks],
         "names": [{name: list(p.shape) for name, p in n.params.items()} for n in networks],
         "likelihood": posterior.likelihood.spec(),
+        "objects": any(n.returns_object for n in networks),
         "state": state.meta,
     }
     plain = {k: v.detach().cpu().contiguous().clone() for k, v in state.tensors.items()}
@@ -123,6 +124,7 @@ def _load_drawn(
     networks = [Network.snapshot(model) for model in models]
     for network, names, weights in zip(networks, meta["names"], meta["weights"], strict=True):
         _check_network(path, {"names": names, "weights": weights}, network)
+        network.returns_object = bool(meta.get("objects", False))
     module, _, name = KINDS_OF_DRAWS[kind].partition(":")
     cls: type[DrawnPosterior] = getattr(importlib.import_module(module), name)
     likelihood = _likelihood(path, meta, given)
@@ -169,6 +171,10 @@ def load(path: str | Path, model: nn.Module | Sequence[nn.Module], *, likelihood
     ``likelihood`` passes your own likelihood again where the posterior was fitted with one.
     """
     meta, tensors = _read(path)
+    if not isinstance(model, nn.Module) and not (
+        isinstance(model, Sequence) and all(isinstance(m, nn.Module) for m in model)
+    ):
+        raise BadFile(f"{path} is read for a network, or for a list of networks, not for one {type(model).__name__}.")
     try:
         if meta["kind"] != "laplace":
             models = [model] if isinstance(model, nn.Module) else list(model)

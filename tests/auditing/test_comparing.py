@@ -170,6 +170,7 @@ def test_memory_is_that_of_the_peak() -> None:
     [
         ({"posteriors": {}}, BadOption, "mapping from names"),
         ({"posteriors": {"a": nn.Linear(1, 1)}}, BadOption, "'a' is a Linear, not a posterior"),
+        ({"posteriors": {"plain network": None}}, BadOption, "not a posterior"),
         ({"reference": "hmc"}, BadOption, "none of 'Laplace'"),
         ({"test": torch.randn(4, 6)}, BadData, "no targets"),
         ({"test": (torch.randn(4, 9), torch.zeros(4))}, BadData, r"fails on inputs of shape \[1, 9\]"),
@@ -189,3 +190,14 @@ def test_other_tasks_are_not_compared() -> None:
     numbers = whence.laplace(other.model, other.train, likelihood="regression", progress=False)
     with pytest.raises(BadOption, match="cannot be compared"):
         whence.compare({"a": posteriors["Laplace"], "b": numbers}, given.test)
+
+
+def test_other_outputs_are_not_compared() -> None:
+    given, posteriors = several()
+    wider = whence.ensemble([nn.Linear(6, 5), nn.Linear(6, 5)], likelihood="classification")
+    with pytest.raises(BadOption, match=r"\[3\] for each input and 'b' \[5\]"):
+        whence.compare({"a": posteriors["Laplace"], "b": wider}, given.test, progress=False)
+    with pytest.raises(BadOption, match="call this posterior something else"):
+        whence.compare({"plain network": posteriors["Laplace"]}, given.test, progress=False)
+    with pytest.raises(BadData, match=r"fails on inputs of shape \[1, 9\]"):
+        whence.compare({"e": posteriors["ensemble"]}, (torch.randn(4, 9), torch.zeros(4)), progress=False)

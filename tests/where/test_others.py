@@ -182,8 +182,44 @@ def test_disagreement_does_not_see_permuted_or_turned_units() -> None:
     assert list(same["name"]) == ["0", "1", "output"]
     assert all(abs(value) < 1e-9 for value in same["disagreement"])
     assert all(value > 0.01 for value in disagreement([first, turned, other], x)["disagreement"])
-    with pytest.raises(NotDefined, match="two members"):
-        disagreement([first], x)
+    with pytest.raises(NotDefined, match="two different members"):
+        disagreement([first, first], x)
+    with pytest.raises(NotDefined, match="over inputs"):
+        disagreement([first, other], x[:1])
+    repeated = disagreement([first, other, first, other, first], x)["disagreement"]
+    assert repeated == pytest.approx(disagreement([first, other], x)["disagreement"])
+    weighted = disagreement([first, turned, other], x, weights=[0.5, 0.5, 0.0])["disagreement"]
+    assert all(abs(value) < 1e-9 for value in weighted)
+
+
+def test_a_layer_that_gives_the_same_for_all_inputs_has_no_disagreement() -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2)]
+    with torch.no_grad():
+        models[1][2].weight.zero_()
+    found = disagreement(models, torch.randn(10, 3))
+    assert found["disagreement"][0] > 0 and found["disagreement"][1:] == [None, None]
+
+
+def test_networks_that_give_one_number_or_an_object() -> None:
+    torch.manual_seed(0)
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).squeeze(-1)
+
+    class Named(Flat):
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": self.inner(x)}
+
+    for kind in (Flat, Named):
+        posterior = whence.ensemble([kind(), kind()], likelihood=whence.Gaussian(noise=1.0))
+        rows = posterior.where(torch.randn(10, 3)).layers
+        assert [row.name for row in rows] == ["inner", "output"] and rows[0].disagreement > 0
 
 
 def test_alignment_is_that_of_its_definition() -> None:

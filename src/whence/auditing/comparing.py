@@ -29,6 +29,7 @@ from whence.auditing.scoring import (
 )
 from whence.auditing.sets import Held, hold, outputs_of, try_out
 from whence.auditing.steps import Bar, kept_notices, now
+from whence.auditing.subject import Subject
 from whence.errors import BadData, BadOption, NotDefined, WhenceError, need
 from whence.functional import Network
 from whence.metrics.distance import total_variation, wasserstein
@@ -231,6 +232,10 @@ def _check(posteriors: Mapping[str, Posterior], reference: str | None) -> Any:
     for name, posterior in posteriors.items():
         if not isinstance(posterior, Posterior):
             raise BadOption(f"{name!r} is a {type(posterior).__name__}, not a posterior.")
+        if name == PLAIN:
+            raise BadOption(
+                f"{PLAIN!r} is the name of the network as it was trained; call this posterior something else."
+            )
     first = next(iter(posteriors.values())).likelihood
     for name, posterior in posteriors.items():
         if posterior.likelihood.task != first.task:
@@ -266,11 +271,19 @@ def _device(posteriors: Mapping[str, Any]) -> torch.device:
 
 
 def _check_sets(posteriors: Mapping[str, Any], inside: Held, outside: Held | None) -> None:
-    for posterior in posteriors.values():
-        if isinstance(getattr(posterior, "network", None), Network):
+    outputs: dict[tuple[int, ...], str] = {}
+    for name, posterior in posteriors.items():
+        for network in Subject(posterior).networks:
             for held in (inside, outside):
                 if held is not None:
-                    try_out(posterior.network, held.inputs, held.name)
+                    outputs.setdefault(tuple(try_out(network, held.inputs, held.name).shape[1:]), name)
+    task = next(iter(posteriors.values())).likelihood.task
+    if len(outputs) > 1 and task in ("classification", "binary"):
+        (one, first), (other, second) = list(outputs.items())[:2]
+        raise BadOption(
+            f"{first!r} gives outputs of shape {list(one)} for each input and {second!r} {list(other)}: they cannot be "
+            "compared."
+        )
 
 
 def _plain(network: Network, likelihood: Any, inside: Held, outside: Held | None) -> Method:

@@ -14,8 +14,9 @@ import torch
 from whence.auditing.plain import number
 from whence.errors import WhenceError
 from whence.functional import Network
+from whence.where.others import modules_of
 from whence.where.ranks import spearman
-from whence.where.representations import MEMBERS, disagreement
+from whence.where.representations import disagreement
 
 
 def layerwise(methods: list[tuple[str, Any]], inputs: Any) -> dict[str, Any] | None:
@@ -77,8 +78,7 @@ def _disagreement(posterior: Any, inputs: Any) -> dict[str, float]:
     if posterior is None:
         return {}
     try:
-        modules = posterior.draw(MEMBERS, generator=torch.Generator().manual_seed(0)).modules()
-        table = disagreement(list(modules), inputs)
+        table = disagreement(modules_of(posterior), inputs)
     except (WhenceError, NotImplementedError):
         return {}
     return {_bare(name): value for name, value in zip(table["name"], table["disagreement"], strict=True)}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.errors import BadOption, NotDefined, need, one_of
 from whence.metrics.tables import text
@@ -80,7 +80,7 @@ class Spread:
             raise BadOption("activations is of inputs: ask posterior.where(x).")
         if isinstance(self.posterior, WeightPosterior):
             return activations(self.posterior, self.inputs, generator=torch.Generator().manual_seed(0))
-        return disagreement(_modules(self.posterior), self.inputs)
+        return disagreement(modules_of(self.posterior), self.inputs)
 
     def __str__(self) -> str:
         shown = [f.name for f in fields(DrawnRow) if any(getattr(r, f.name) is not None for r in self.layers)]
@@ -115,11 +115,10 @@ def _of_weights(posterior: Any, x: Any) -> Spread:
     for place, (layer, names) in enumerate(posterior.layers().items()):
         spread, centre = (torch.cat([v[n].double().flatten() for n in names]) for v in (variance, mean))
         before = None if prior is None else torch.cat([prior[n].double().flatten() for n in names])
-        module = posterior.network.module.get_submodule(layer)
         rows.append(
             DrawnRow(
                 name=layer,
-                kind=type(module).__name__,
+                kind=_kind(posterior.network.module, layer),
                 parameters=len(spread),
                 std=float(spread.mean().sqrt()),
                 identified=None if before is None else float((1 - spread / before).mean()),
@@ -128,6 +127,11 @@ def _of_weights(posterior: Any, x: Any) -> Spread:
             )
         )
     return Spread(rows, posterior, x, None if own is None else own.interaction)
+
+
+def _kind(module: nn.Module, layer: str) -> str:
+    """Class of the layer; of a parameter of the network itself, that of the network."""
+    return type(dict(module.named_modules()).get(layer, module)).__name__
 
 
 def _signal(centre: Tensor, spread: Tensor) -> float | None:
@@ -174,7 +178,7 @@ def _of_members(posterior: Any, x: Any) -> Spread:
     reason = PERMUTED.format(members=members)
     if x is None:
         return Spread([], posterior, why_not=reason)
-    found = disagreement(_modules(posterior), x)
+    found = disagreement(modules_of(posterior), x)
     rows = [
         DrawnRow(name, "output" if name == "output" else "layer", disagreement=value)
         for name, value in zip(found["name"], found["disagreement"], strict=True)
@@ -182,6 +186,9 @@ def _of_members(posterior: Any, x: Any) -> Spread:
     return Spread(rows, posterior, x, why_not=reason)
 
 
-def _modules(posterior: Any) -> list[Any]:
+def modules_of(posterior: Any) -> list[Any]:
+    """Plain networks to be compared: the members of an ensemble, or twenty draws."""
+    if hasattr(posterior, "networks") and not hasattr(posterior, "network") and not hasattr(posterior, "curvature"):
+        return list(posterior.networks())  # the members themselves, each once
     draws = posterior.draw(MEMBERS, generator=torch.Generator().manual_seed(0))
     return list(draws.modules())

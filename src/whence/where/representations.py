@@ -10,6 +10,7 @@ Index legend: S members, N inputs, D features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 
 from whence.batches import as_inputs
 from whence.errors import NotDefined
-from whence.functional import arguments
+from whence.functional import arguments, output_tensor
 from whence.where.activations import Watch
 from whence.where.tabular import Table
 
 MOST = 256  # inputs that take part
 MEMBERS = 20
+FEWEST = 3  # inputs
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -31,43 +33,65 @@ def layers_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 @torch.no_grad()
-def disagreement(modules: list[nn.Module], x: Any) -> Table:
-    """One row for each layer that all members have; the last row is the output."""
-    common = [n for n in layers_of(modules[0]) if all(n in layers_of(m) for m in modules[1:])]
-    if len(modules) < 2:
-        raise NotDefined(f"disagreement needs two members at least, and there is {len(modules)}.")
-    grams: dict[str, list[Tensor]] = {name: [] for name in [*common, "output"]}
-    for module in modules[:MEMBERS]:
+def disagreement(modules: list[nn.Module], x: Any, weights: Sequence[float] | None = None) -> Table:
+    """One row for each layer that all members have; the last row is the output. None where CKA is not defined.
+
+    ``weights``: of the members; a pair counts by the product of its two.
+    """
+    chosen, parts = _different(modules, weights)
+    if len(chosen) < 2:
+        raise NotDefined(f"disagreement needs two different members at least, and there is {len(chosen)}.")
+    common = [n for n in layers_of(chosen[0]) if all(n in layers_of(m) for m in chosen[1:])]
+    grams: dict[str, list[Tensor | None]] = {name: [] for name in [*common, "output"]}
+    for module in chosen:
         like = next(module.parameters())
         inputs = next(iter(as_inputs(x, like.device, like.dtype, MOST)))
         args, kwargs = arguments(inputs)
         with Watch({name: layers_of(module)[name] for name in common}) as watch:
-            output = module(*args, **kwargs)
-        size = len(output)
+            output = output_tensor(module(*args, **kwargs))
+        if len(output) < FEWEST:
+            raise NotDefined(f"disagreement is over inputs: {FEWEST} at least, and there is {len(output)}.")
         for name, value in [*watch.seen.items(), ("output", output)]:
-            if value.dim() > 0 and len(value) == size:
+            if value.dim() > 0 and len(value) == len(output):
                 grams[name].append(centred_gram(value))
-    kept = {name: found for name, found in grams.items() if len(found) == min(len(modules), MEMBERS)}
+    kept = {name: found for name, found in grams.items() if len(found) == len(chosen)}
     return Table(
-        {
-            "name": list(kept),
-            "disagreement": [1 - mean_alignment(found) for found in kept.values()],
-        },
+        {"name": list(kept), "disagreement": [_apart(found, parts) for found in kept.values()]},
         "1 − CKA of the layer's outputs, averaged over pairs of members",
     )
 
 
-def centred_gram(values: Tensor) -> Tensor:
-    """H K H with K = F Fᵀ, of norm 1, [N, N]."""
-    features = values.double().flatten(1)
+def _different(modules: list[nn.Module], weights: Sequence[float] | None) -> tuple[list[nn.Module], list[float]]:
+    """Each member once, at most twenty."""
+    given = [1.0] * len(modules) if weights is None else [float(w) for w in weights]
+    found: dict[int, tuple[nn.Module, float]] = {}
+    for module, weight in zip(modules, given, strict=True):
+        found.setdefault(id(module), (module, weight))
+    some = list(found.values())[:MEMBERS]
+    return [module for module, _ in some], [weight for _, weight in some]
+
+
+def _apart(grams: list[Tensor | None], weights: list[float]) -> float | None:
+    """1 − CKA; None where a layer gives the same for all inputs."""
+    there = [g for g in grams if g is not None]
+    return 1 - mean_alignment(there, weights) if len(there) == len(grams) else None
+
+
+def centred_gram(values: Tensor) -> Tensor | None:
+    """H K H with K = F Fᵀ, of norm 1, [N, N]; None where it vanishes."""
+    features = values.double().reshape(len(values), -1)
+    scale = features.norm()
     features = features - features.mean(0)
     gram = features @ features.mT
-    return gram / gram.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    norm = gram.norm()
+    return gram / norm if bool(norm > (1e-12 * scale) ** 2) and bool(norm > 0) else None
 
 
-def mean_alignment(grams: list[Tensor]) -> float:
+def mean_alignment(grams: list[Tensor], weights: Sequence[float] | None = None) -> float:
     """Linear CKA averaged over pairs: ⟨K, L⟩ / (‖K‖ ‖L‖)."""
     stacked = torch.stack([g.flatten() for g in grams])
     similar = stacked @ stacked.mT
-    count = len(grams)
-    return float((similar.sum() - similar.diagonal().sum()) / (count * (count - 1)))
+    w = torch.ones(len(grams)) if weights is None else torch.tensor(weights)
+    pairs = w.to(similar).unsqueeze(1) * w.to(similar)
+    pairs.fill_diagonal_(0)
+    return float((similar * pairs).sum() / pairs.sum())
