@@ -180,7 +180,7 @@ class DropoutDraws(FunctionDraws):
         if any(s.dim is None for s in found.sites):
             return 1
         if self._largest is None:
-            few = next(as_inputs(inputs, self.network.device, self.network.dtype, 1))
+            few = tiled(next(as_inputs(inputs, self.network.device, self.network.dtype, 1)), 1)
             self._largest = largest_activation(self.network, few)
         return max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
 
@@ -215,10 +215,10 @@ class Masked(nn.Module):
 
 
 def tiled(inputs: Inputs, count: int) -> Inputs:
-    """The inputs ``count`` times, one whole set after the other."""
-    if count == 1:
-        return inputs
-    return map_tensors(lambda t: t.repeat(count, *([1] * (t.dim() - 1))) if t.dim() else t, inputs)
+    """The inputs ``count`` times, one whole set after the other; a copy, since a network may write into its inputs."""
+    return map_tensors(
+        lambda t: t.repeat(count, *([1] * (t.dim() - 1))) if t.dim() and count > 1 else t.clone(), inputs
+    )
 
 
 def input_keys(inputs: Inputs) -> Tensor:

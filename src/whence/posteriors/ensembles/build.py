@@ -6,13 +6,14 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from whence.errors import BadData, BadOption
+from whence.posteriors.ensembles.fresh import Fresh
 from whence.randomness import derived_seed
 
 Factory = Callable[..., nn.Module]
@@ -29,21 +30,36 @@ class Job:
     explicit: tuple[str, ...]  # settings that the caller named
     seed: int
     device: str | None
+    fresh: Fresh = field(default_factory=Fresh, repr=False)
 
     def build(self, index: int) -> nn.Module:
         """Member ``index``, untrained."""
-        seed = derived_seed(self.seed, "weights", index)
-        before = torch.cuda.is_initialized()
-        model = self._made(seed)
-        if torch.cuda.is_initialized() and not before:
-            model = self._made(seed)  # weights that were drawn on a GPU before it could be seeded
-        if not isinstance(model, nn.Module):
-            raise BadData(f"the factory returned a {type(model).__name__}, not a torch.nn.Module.")
+        waiting = self.fresh.waiting.pop(index, None)
+        model = self._made_anew(index) if waiting is None else waiting
         return model if self.device is None else model.to(self.device)
 
-    def _made(self, seed: int) -> Any:
+    def check(self, members: int) -> None:
+        """Two networks of the factory, held against each other before anything is trained; they wait for ``build``."""
+        for index in (0, 1):
+            self.fresh.waiting[index] = self._made_anew(index)
+        self.fresh.compare(members)
+
+    def _made_anew(self, index: int) -> nn.Module:
+        seed = derived_seed(self.seed, "weights", index)
+        before = torch.cuda.is_initialized()
+        model, state = self._made(seed)
+        if torch.cuda.is_initialized() and not before:
+            model, state = self._made(seed)  # weights that were drawn on a GPU before it could be seeded
+        if not isinstance(model, nn.Module):
+            raise BadData(f"the factory returned a {type(model).__name__}, not a torch.nn.Module.")
+        self.fresh.note(index, model, state, self.data)
+        return model
+
+    def _made(self, seed: int) -> tuple[Any, bytes]:
+        """What the factory makes, and the state that it leaves torch's generator in."""
         with seeded(seed):
-            return self.factory(seed=seed) if _takes_seed(self.factory) else self.factory()
+            model = self.factory(seed=seed) if _takes_seed(self.factory) else self.factory()
+            return model, torch.default_generator.get_state().numpy().tobytes()
 
     def member_seed(self, index: int) -> int:
         """Of the shuffles, augmentations and dropout masks of one member."""
@@ -101,6 +117,7 @@ def check_factory(factory: Any, processes: int) -> None:
         )
     if not callable(factory):
         raise BadOption(f"the factory must be a function that makes a network, not a {type(factory).__name__}.")
+    _check_arguments(factory)
     if not processes:
         return
     try:
@@ -109,4 +126,18 @@ def check_factory(factory: Any, processes: int) -> None:
         raise BadOption(
             f"processes={processes} needs a factory that can be pickled, and this one cannot ({error}); define it with "
             "def at the top of a module, or pass processes=0."
+        ) from error
+
+
+def _check_arguments(factory: Factory) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # made in C
+        return
+    try:
+        signature.bind(**({"seed": 0} if _takes_seed(factory) else {}))
+    except TypeError as error:
+        raise BadOption(
+            f"the factory is called without arguments, or with seed= if it takes one, and this one cannot be "
+            f"({error}); pass lambda: Net(…)."
         ) from error

@@ -87,11 +87,14 @@ def fit_ensemble(
         data = data.train
     place = None if device is None else str(device)
     job = Job(factory, data, validation, plan, tuple(k for k in chosen if k == "batch_size"), seed, place)
+    if members > 1 or not processes:  # a process of its own has a copy of its own
+        job.check(members)
     with contextlib.ExitStack() as stack:
         folder = _folder(job, loss, checkpoint, processes, stack)
         trained = _train(job, members, folder, loss, vectorised, processes, progress)
     networks = [Network.snapshot(model) for model, _ in trained]
-    found = residual_noise(networks, data) if estimate else resolved
+    with guarded():
+        found = residual_noise(networks, data) if estimate else resolved
     return make(networks, found, None, [history for _, history in trained])
 
 
@@ -100,7 +103,9 @@ def _folder(
 ) -> Folder | None:
     """Where members are kept; a temporary place for those of other processes."""
     if checkpoint is not None:
-        return Folder.opened(checkpoint, manifest_of(job, likelihood, job.build(0), fingerprint(job.data)))
+        first = job.build(0)
+        job.fresh.waiting[0] = first  # as it was: the manifest only reads
+        return Folder.opened(checkpoint, manifest_of(job, likelihood, first, fingerprint(job.data)))
     if not processes:
         return None
     return Folder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whence-"))))

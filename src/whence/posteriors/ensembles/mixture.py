@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from whence.predictive.predictions import (
     OutputPrediction,
     Prediction,
     RegressionPrediction,
+    VarianceSplit,
     _Lazy,
 )
 from whence.randomness import seed_from
@@ -143,9 +144,27 @@ def _labels(parts: list[Any], weights: Tensor) -> Prediction:
         parts[0]._lazy.why_not,
     )
     probs, logits = _sum([p.probs for p in parts], weights), _sum(means, weights)
+    found: Any
     if isinstance(parts[0], BinaryPrediction):
-        return BinaryPrediction(probs, logits, aleatoric, lazy)
-    return ClassificationPrediction(probs, logits, aleatoric, lazy, parts[0].class_dim)
+        found = BinaryPrediction(probs, logits, aleatoric, lazy)
+    else:
+        found = ClassificationPrediction(probs, logits, aleatoric, lazy, parts[0].class_dim)
+    # Of this object, not of a subclass: metrics hold predictions of one class against each other.
+    object.__setattr__(found, "variance_split", functools.partial(_split, parts, weights))
+    return cast(Prediction, found)
+
+
+def _split(parts: list[Any], weights: Tensor, full: bool = False) -> VarianceSplit:
+    """With the exact weights: E[Var] = Σ w a, Var[E] = Σ w (e + (p − p̄)²), which sum to p̄ (1 − p̄)."""
+    splits = [p.variance_split(full) for p in parts]
+    centre = _sum([p.probs for p in parts], weights)
+    off = [p.probs - centre for p in parts]
+    squares = [o.unsqueeze(-1) * o.unsqueeze(-2) if full else o.square() for o in off]
+    epistemic = _sum([s.epistemic + q for s, q in zip(splits, squares, strict=True)], weights)
+    total = centre * (1 - centre)
+    if full:
+        total = torch.diag_embed(centre) - centre.unsqueeze(-1) * centre.unsqueeze(-2)
+    return VarianceSplit(total, _sum([s.aleatoric for s in splits], weights), epistemic)
 
 
 def _regression(parts: list[Any], weights: Tensor) -> RegressionPrediction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from whence.errors import BadData, BadOption
 from whence.functional import Network, unwrap
 from whence.likelihoods import Likelihood, resolve
+from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import residual_noise
 from whence.posteriors.swag.norm import kept_inputs, norm_layers, renewed
 
@@ -68,8 +70,7 @@ class SwagCollector:
 
         if self.count < 2:
             raise BadOption(f"a spread of weights needs at least 2 collections, and there is {self.count}.")
-        if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
-            raise BadOption(f"scale={scale} must be positive and finite.")
+        check_scale(scale)
         resolved, estimate = resolve(likelihood)
         layers = norm_layers(self.model)
         if data is None and layers:
@@ -80,14 +81,16 @@ class SwagCollector:
             raise BadOption("likelihood='regression' takes the noise from training residuals; pass data=….")
         start = Network.snapshot(self.model)
         network = at_mean(start, {n: m.to(start.params[n].dtype) for n, m in self.mean.items()})
-        inputs = kept_inputs(data, network, seed) if layers else None
-        if inputs is not None:
-            put_statistics(network, inputs)
-        shape = None if data is None else output_shape(network, kept_inputs(data, network, seed, 1))
+        with guarded():  # a loader that shuffles draws from torch's own generator
+            inputs = kept_inputs(data, network, seed) if layers else None
+            if inputs is not None:
+                put_statistics(network, inputs)
+            shape = None if data is None else output_shape(network, kept_inputs(data, network, seed, 1))
+            found = residual_noise([network], data) if estimate else resolved
         return Swag(
             network=network,
             start=start,
-            likelihood=residual_noise([network], data) if estimate else resolved,
+            likelihood=found,
             diagonal={n: (s / self.count).to(start.params[n].dtype) for n, s in self.squares.items()},
             deviations={n: torch.stack(d) for n, d in self.deviations.items()} if self.rank else {},
             scale=float(scale),
@@ -105,7 +108,7 @@ class SwagCollector:
 
         tensors = {f"mean.{n}": m for n, m in self.mean.items()} | {f"squares.{n}": s for n, s in self.squares.items()}
         if self.rank:
-            tensors |= {f"deviations.{n}": torch.stack(d) for n, d in self.deviations.items()}
+            tensors |= {f"deviations.{n}": torch.stack(d) for n, d in self.deviations.items() if d}
         write(path, tensors, meta | {"count": self.count, "rank": self.rank})
 
     def read(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -114,9 +117,17 @@ class SwagCollector:
         for name, mean in self.mean.items():
             mean.copy_(tensors[f"mean.{name}"])
             self.squares[name].copy_(tensors[f"squares.{name}"])
-            if self.rank:
+            if self.rank and self.count:
                 like = dict(self.model.named_parameters())[name]
                 self.deviations[name] = list(tensors[f"deviations.{name}"].to(like.device))
+
+
+def check_scale(scale: Any) -> float:
+    """A positive number."""
+    scale = scale.item() if isinstance(scale, Tensor) and scale.numel() == 1 else scale
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not 0 < float(scale) < float("inf"):
+        raise BadOption(f"scale={scale!r} must be a number, positive and finite.")
+    return float(scale)
 
 
 def at_mean(start: Network, mean: dict[str, Tensor]) -> Network:

@@ -12,6 +12,7 @@ from torch import nn
 from whence.errors import BadFile, BadOption
 from whence.functional import Network, copy_module
 from whence.likelihoods import Gaussian, Likelihood, resolve
+from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import MeanNll
 from whence.posteriors.swag.collect import SwagCollector
 from whence.posteriors.swag.posterior import Swag
@@ -72,7 +73,7 @@ def swag(
     start = start if device is None else start.to(device)
     copied = copy_module(start.module)
     collector = SwagCollector(copied, rank)
-    beside = None if checkpoint is None else Beside(Path(checkpoint), collector, every)
+    beside = None if checkpoint is None else Beside(Path(checkpoint), collector, every, start.hash)
     if beside is not None:
         beside.resume()
 
@@ -84,7 +85,8 @@ def swag(
 
     more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     keeping: dict[str, Any] = {"checkpoint": checkpoint, "checkpoint_every": 0.0}
-    done = train(copied, data, plan, seed=seed, callback=after, progress=progress, **keeping, **more)
+    with guarded():  # a loader that shuffles draws from torch's own generator
+        done = train(copied, data, plan, seed=seed, callback=after, progress=progress, **keeping, **more)
     history = [row.to_dict() for row in done.history]
     found = collector.posterior(likelihood, data, scale=scale, seed=seed, history=history)
     return replace(found, start=start)
@@ -93,12 +95,13 @@ def swag(
 class Beside:
     """What was collected, in a file beside the checkpoint of the training."""
 
-    def __init__(self, checkpoint: Path, collector: SwagCollector, every: int) -> None:
+    def __init__(self, checkpoint: Path, collector: SwagCollector, every: int, start: str) -> None:
         self.checkpoint, self.collector, self.every = checkpoint, collector, every
+        self.start = start  # hash of the weights that the training goes on from
         self.path = checkpoint.with_name(checkpoint.name + ".swag")
 
     def write(self, epoch: int) -> None:
-        self.collector.write(self.path, {"epoch": epoch, "every": self.every})
+        self.collector.write(self.path, {"epoch": epoch, "every": self.every, "start": self.start})
 
     def resume(self) -> None:
         """Bring the collector to where the training stands; a break between the two files is made good."""
@@ -106,6 +109,8 @@ class Beside:
 
         if not self.checkpoint.exists():
             self.path.unlink(missing_ok=True)
+            if self.path.absolute().parent.is_dir():
+                self.write(0)  # so that a break before the first collection leaves the hash, too
             return
         tensors, meta = read(self.checkpoint)
         trained, collected = len(meta["rows"]), 0
@@ -113,6 +118,11 @@ class Beside:
         self._check(weights)
         if self.path.exists():
             saved, its = read(self.path)
+            if its.get("start", self.start) != self.start:
+                raise BadFile(
+                    f"the checkpoint {self.checkpoint} is of another network: its training started from other weights "
+                    "than this network has. Go on with the same network, or remove the file."
+                )
             for name, mine in (("rank", self.collector.rank), ("every", self.every)):
                 if its[name] != mine:
                     raise BadOption(f"the checkpoint {self.path} was made with {name}={its[name]}, not {mine}.")

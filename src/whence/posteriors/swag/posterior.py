@@ -18,7 +18,7 @@ from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace import COVARIANCE_LIMIT
-from whence.posteriors.swag.collect import at_mean
+from whence.posteriors.swag.collect import at_mean, check_scale
 from whence.posteriors.swag.norm import renewed
 from whence.predictive.sampled import WeightDraws
 from whence.predictive.serving import Logits
@@ -123,9 +123,7 @@ class Swag(DrawnPosterior, WeightPosterior):
 
     def with_scale(self, scale: float) -> Swag:
         """The same with the covariance at another scale."""
-        if not 0 < scale < float("inf"):
-            raise BadOption(f"scale={scale} must be positive and finite.")
-        return replace(self, scale=float(scale))
+        return replace(self, scale=check_scale(scale))
 
     def networks(self) -> list[nn.Module]:
         return [self.start.module]
