@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import pickle
 
 import pytest
 import torch
 
-from whence.errors import BadData, BadOption, NotDefined
+from whence.errors import BadData, BadOption, NotDefined, TooLarge
 from whence.metrics.distance import Distance, distance, empirical, total_variation, wasserstein
+from whence.metrics.forecasts import Normals
 from whence.predictive.predictions import (
     BinaryPrediction,
     ClassificationPrediction,
@@ -18,6 +20,8 @@ from whence.predictive.predictions import (
     OutputPrediction,
     RegressionPrediction,
 )
+
+file = importlib.import_module("whence.metrics.distance")  # the package has a function of the same name
 
 
 def normal(mean: list[float], variance: list[float]) -> RegressionPrediction:
@@ -188,3 +192,112 @@ def test_predictions_for_other_inputs_are_refused() -> None:
     p = torch.full((2, 3), 1 / 3)
     with pytest.raises(BadData, match="held against"):
         total_variation(ClassificationPrediction(p, p), normal([0.0], [1.0]))
+
+
+def normals(means: list[float], stds: list[float]) -> Normals:
+    """One element, components of one weight."""
+    m, s = (torch.tensor(v, dtype=torch.float64).unsqueeze(1) for v in (means, stds))
+    return Normals(m.mean(0), s.mean(0), m, s.square())
+
+
+def quadrature(first: Normals, second: Normals) -> tuple[float, float]:
+    """Both distances by trapezoids on points that crowd around every mean at every width."""
+    m, s = torch.cat([first.means, second.means]), torch.cat([first.variances, second.variances]).sqrt()
+    away = torch.linspace(-12, 12, 6001, dtype=torch.float64)
+    at = (m.reshape(-1, 1) + s.reshape(-1, 1) * away).flatten().unique()
+
+    def of(given: Normals, what: str) -> torch.Tensor:
+        normal = torch.distributions.Normal(given.means, given.variances.sqrt())
+        return (normal.log_prob(at).exp() if what == "density" else normal.cdf(at)).mean(0)
+
+    density, cdf = ((of(first, w) - of(second, w)).abs() for w in ("density", "cdf"))
+    return float(torch.trapezoid(density, at) / 2), float(torch.trapezoid(cdf, at))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (([0.0, 0.0], [1e-3, 10.0]), ([0.003, 0.0], [1e-3, 10.0])),
+        (([0.0, 0.0], [1e-2, 10.0]), ([0.03, 0.0], [1e-2, 10.0])),
+        (([0.0, 0.0], [1e-6, 1e4]), ([1e-6, 5e3], [2e-6, 1e4])),
+        (([-3.0, 7.0, 900.0], [1e-4, 0.3, 50.0]), ([-3.0, 6.9, 1000.0, 5.0], [3e-4, 0.2, 40.0, 1e-3])),
+        (([0.0], [1e-5]), ([0.0], [100.0])),
+        (([0.0, 1e4, 2e4], [1.0, 1.0, 1.0]), ([0.5, 1e4, 3e4], [1.0, 1.0, 1.0])),
+    ],
+)
+def test_widths_that_differ_a_lot(first: tuple[list[float], ...], second: tuple[list[float], ...]) -> None:
+    a, b = normals(*first), normals(*second)
+    variation, transport = quadrature(a, b)
+    assert float(file._variation(a, b)) == pytest.approx(variation, abs=3e-5)
+    assert float(file._transport(a, b)) == pytest.approx(transport, rel=1e-5)
+    assert float(file._variation(b, a)) == pytest.approx(float(file._variation(a, b)), abs=1e-12)
+
+
+def test_a_narrow_pair_within_wide_ones() -> None:
+    """Half of both mixtures is the same, so TV is half that of the others: Φ(1.5) − ½."""
+    found = file._variation(normals([0, 0], [1e-3, 10]), normals([0.003, 0], [1e-3, 10]))
+    assert float(found) == pytest.approx(0.4331927987, abs=1e-6)
+
+
+def test_equal_widths_stay_accurate() -> None:
+    for shift in torch.linspace(0.01, 8, 60).tolist():
+        found = float(file._variation(normals([0.3], [1.3]), normals([0.3 + shift], [1.3])))
+        assert found == pytest.approx(math.erf(shift / 2.6 / math.sqrt(2)), abs=3e-5)
+
+
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    means, widths = (torch.randn(2, 100, generator=generator, dtype=torch.float64) * 9 for _ in range(2))
+    a, b = (normals(m.tolist(), w.exp().clamp(1e-6, 1e3).tolist()) for m, w in zip(means, widths, strict=True))
+    whole = file._variation(a, b), file._transport(a, b)
+    held = []
+    reached = file._reached
+
+    def watched(*given: torch.Tensor) -> object:
+        for rows, points in reached(*given):
+            held.append(len(rows))
+            yield rows, points
+
+    monkeypatch.setattr(file, "_reached", watched)
+    monkeypatch.setattr(file, "PIECE", 2**15)
+    torch.testing.assert_close((file._variation(a, b), file._transport(a, b)), whole, rtol=1e-9, atol=1e-12)
+    variances = torch.cat([a.variances, b.variances])
+    points = len(file._grid(torch.cat([a.means, b.means])[:, 0], variances[:, 0].sqrt()))
+    assert points < 200 * 300 and max(held) <= max(2**15, points)
+
+
+def counted(rates: torch.Tensor) -> CountPrediction:
+    samples = rates.double().unsqueeze(-1)
+    return CountPrediction(samples.mean(0), samples.var(0, correction=0), samples)
+
+
+def test_counts_each_on_a_grid_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of very different size; held against sums over all counts."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = ((torch.rand(3, 8, generator=generator) * 9).exp() for _ in range(2))
+    first[:, 0] = 0.0
+    k = torch.arange(12_000, dtype=torch.float64)
+    log = torch.lgamma(k + 1)
+    masses = [
+        (torch.xlogy(k, r.double().unsqueeze(-1)) - r.double().unsqueeze(-1) - log).exp().mean(0)
+        for r in (first, second)
+    ]
+    off = masses[0] - masses[1]
+    held = []
+    covered = file._covered
+    monkeypatch.setattr(file, "_covered", lambda *given: held.append(len(covered(*given))) or covered(*given))
+    a, b = counted(first), counted(second)
+    torch.testing.assert_close(total_variation(a, b).values[:, 0], off.abs().sum(-1) / 2, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(wasserstein(a, b).values[:, 0], off.cumsum(-1).abs().sum(-1), atol=1e-6, rtol=1e-7)
+    assert max(held) < 12_000 and min(held) < 12_000 / 4
+
+
+def test_large_counts_are_cheap_until_they_are_too_large() -> None:
+    a, b = (counted(torch.full((1, 2), rate, dtype=torch.float64)) for rate in (1e8, 1e8 + 500))
+    assert float(wasserstein(a, b, resamples=0)) == pytest.approx(500, rel=1e-4)
+    expected = math.erf(500 / 2 / 1e4 / math.sqrt(2))
+    assert float(total_variation(a, b, resamples=0)) == pytest.approx(expected, rel=1e-3)
+    huge = counted(torch.full((1, 2), 1e13))
+    for measure in (total_variation, wasserstein):
+        with pytest.raises(TooLarge, match=r"rates up to 1e\+13 needs up to .* counts of one element .limit 4,194,304"):
+            measure(huge, b)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from whence.errors import BadData, NotDefined, one_of
+from whence.errors import BadData, NotDefined, TooLarge, one_of
 from whence.metrics.bootstrap import mean
 from whence.metrics.elements import Common, elements, finite, read
 from whence.metrics.estimate import Estimate
@@ -21,9 +21,9 @@ from whence.metrics.regression import forecast
 from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction, OutputPrediction
 
 PIECE = 2**17  # numbers that are held at once; few, so that they stay in the cache
-FINE = 4  # grid points to the narrowest standard deviation
-REACH = 9  # standard deviations beyond the outermost means
-MOST = 2**12  # grid points
+FINE = 8  # grid points to the standard deviation of a component, at least
+REACH = 9  # standard deviations around the mean of a component
+COUNTS = 2**22  # most counts that are held of one element
 
 Measure = Literal["total_variation", "wasserstein"]
 
@@ -52,8 +52,8 @@ class Distance(Estimate):
 def total_variation(prediction: Any, reference: Any, **common: Unpack[Common]) -> Distance:
     """½ ∫ |p − q| of two predictive distributions, between 0 and 1; the mean over inputs.
 
-    Of classes ½ Σ |p − q|. Of numbers, by distribution functions on a grid finer than the narrowest component,
-    cut where the densities cross.
+    Of classes ½ Σ |p − q|. Of numbers, by distribution functions on a grid that is finer than the narrowest
+    component wherever there is one, cut where the densities cross.
     """
     options = read("total_variation", common)
     if isinstance(prediction, (ClassificationPrediction, BinaryPrediction)):
@@ -158,8 +158,7 @@ def _forecast(prediction: Any, keep: Tensor, shape: torch.Size) -> Forecast:
 def _variation(first: Forecast, second: Forecast) -> Tensor:
     """Total variation of each element, [E]."""
     if isinstance(first, Poissons) and isinstance(second, Poissons):
-        masses = [torch.cat([f[:1], f.diff(dim=0)]) for f in _counts(first, second)]
-        return (masses[0] - masses[1]).abs().sum(0) / 2
+        return torch.stack([off.diff(prepend=off.new_zeros(1)).abs().sum() / 2 for _, off in _counts(first, second)])
     if not (isinstance(first, Normals) and isinstance(second, Normals)):
         kind = first.kind if not isinstance(first, Normals) else second.kind
         raise NotDefined(f"{kind} have no density, so no total variation; use wasserstein.")
@@ -169,8 +168,7 @@ def _variation(first: Forecast, second: Forecast) -> Tensor:
 def _transport(first: Forecast, second: Forecast) -> Tensor:
     """1-Wasserstein distance of each element, [E]."""
     if isinstance(first, Poissons) and isinstance(second, Poissons):
-        f, g = _counts(first, second)
-        return (f - g).abs().sum(0)
+        return torch.stack([(off[:-1].abs() * at.diff()).sum() for at, off in _counts(first, second)])
     if isinstance(first, (Draws, Point)) and isinstance(second, (Draws, Point)):
         return empirical(_atoms(first), _atoms(second))
     if not (isinstance(first, Normals) and isinstance(second, Normals)):
@@ -207,11 +205,12 @@ def _over_grid(first: Normals, second: Normals, function: Function) -> Tensor:
     halve = 0.5 if function is cumulative else 1.0
     found = []
     for e in range(len(first.mean)):
-        grid = _grid(first, second, e)
-        whole, slope = _difference(first, second, e, grid, function)
+        parts = [_components(first, e), _components(second, e)]
+        grid = _grid(torch.cat([m for m, _ in parts]), torch.cat([s for _, s in parts]))
+        whole, slope = _difference(parts, grid, function)
         changes = (slope[:-1] * slope[1:] < 0).nonzero().flatten()
         share = slope[changes] / (slope[changes] - slope[changes + 1])
-        between = _difference(first, second, e, grid[changes] + share * grid.diff()[changes], function)[0]
+        between = _difference(parts, grid[changes] + share * grid.diff()[changes], function)[0]
         cut = (between - whole[changes]).abs() + (whole[changes + 1] - between).abs()
         steps = whole.diff().abs()
         steps[changes] = cut
@@ -225,50 +224,110 @@ def _components(given: Normals, e: int) -> tuple[Tensor, Tensor]:
     return centre, given.variances[:, e].sqrt().expand_as(centre)
 
 
-def _grid(first: Normals, second: Normals, e: int) -> Tensor:
-    """Points [G] that cover both mixtures."""
-    parts = [_components(first, e), _components(second, e)]
-    low = min(float((m - REACH * s).min()) for m, s in parts)
-    high = max(float((m + REACH * s).max()) for m, s in parts)
-    narrow = min(float(s.min()) for _, s in parts)
-    count = int(min(max((high - low) / narrow * FINE, 512), MOST))
-    return torch.linspace(low, high, count, dtype=torch.float64, device=first.mean.device)
+def _grid(centre: Tensor, std: Tensor) -> Tensor:
+    """Points [G] that cover all components, each with cells that are fine for its own width.
+
+    The cells of a component are 2^k / FINE wide with 2^k ≤ σ; such lattices are nested, so components share points.
+    """
+    level = std.log2().floor()
+    found = []
+    for k in level.unique():
+        rows = level == k
+        cell = torch.exp2(k) / FINE
+        spans = ((centre - REACH * std)[rows] / cell).floor(), ((centre + REACH * std)[rows] / cell).ceil()
+        found.append(_covered(*spans) * cell)
+    return torch.cat(found).unique()
 
 
-def _difference(first: Normals, second: Normals, e: int, grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
-    """Of two mixtures, in ``function`` and in its derivative, [G] each."""
-    (a, da), (b, db) = (_mixture(m, e, grid, function) for m in (first, second))
+def _covered(low: Tensor, high: Tensor) -> Tensor:
+    """Whole numbers from ``low`` to ``high`` of any span, sorted, [G]; spans that meet are joined first."""
+    order = low.argsort()
+    low, high = low[order], high[order].cummax(0).values
+    new = torch.ones_like(low, dtype=torch.bool)
+    new[1:] = low[1:] > high[:-1]
+    starts = low[new]
+    lengths = (high[torch.cat([new[1:], new.new_ones(1)])] - starts).long() + 1
+    before = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return starts.repeat_interleave(lengths) + (torch.arange(len(before), device=low.device) - before)
+
+
+def _difference(parts: list[tuple[Tensor, Tensor]], grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
+    """Of two mixtures, in ``function`` and in its derivative, at sorted points, [G] each."""
+    (a, da), (b, db) = (_mixture(m, s, grid, function) for m, s in parts)
     return a - b, da - db
 
 
-def _mixture(given: Normals, e: int, grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
-    """The means of ``function`` and of its derivative over the components, [G] each."""
-    centre, std = _components(given, e)
+def _mixture(centre: Tensor, std: Tensor, grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
+    """The means of ``function`` and of its derivative over the components, [G] each.
+
+    A component is evaluated in its reach only; beyond it F = 1, and ∫ F = x − μ.
+    """
     total, slope = torch.zeros_like(grid), torch.zeros_like(grid)
-    for m, s in _pieces(centre, std, len(grid)):
-        value, derivative = function(grid, m.unsqueeze(1), s.unsqueeze(1))
-        total += value.sum(0)
-        slope += derivative.sum(0)
+    first, last = (torch.searchsorted(grid, centre + sign * REACH * std, right=sign > 0) for sign in (-1, 1))
+    for rows, points in _reached(first, last):
+        value, derivative = function(grid[points], centre[rows], std[rows])
+        total.index_add_(0, points, value)
+        slope.index_add_(0, points, derivative)
+    passed = _steps(last, torch.ones_like(centre), len(grid))
+    if function is cumulative:
+        total += passed
+    else:
+        total += passed * grid - _steps(last, centre, len(grid))
+        slope += passed
     return total / len(centre), slope / len(centre)
 
 
-def _pieces(centre: Tensor, std: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-    step = max(1, PIECE // max(width, 1))
-    yield from zip(centre.split(step), std.split(step), strict=True)
+def _reached(first: Tensor, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of a component and a grid point in its reach, first ≤ point < last, some PIECE at once."""
+    lengths = last - first
+    ends = lengths.cumsum(0)
+    start = 0
+    while start < len(lengths):
+        done = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(torch.searchsorted(ends, done + PIECE, right=True)))
+        each = lengths[start:stop]
+        rows = torch.arange(start, stop, device=first.device).repeat_interleave(each)
+        inside = torch.arange(len(rows), device=first.device) - (ends[rows] - lengths[rows] - done)
+        yield rows, first[rows] + inside
+        start = stop
 
 
-def _counts(first: Poissons, second: Poissons) -> tuple[Tensor, Tensor]:
-    """Distribution functions of both at 0, 1, … beyond twelve standard deviations, [G, E] each."""
-    top = max(float(first.rates.max()), float(second.rates.max()))
-    at = torch.arange(int(top + 12 * math.sqrt(top) + 40), dtype=torch.float64, device=first.rates.device)
+def _steps(at: Tensor, height: Tensor, size: int) -> Tensor:
+    """Σ of the heights of the components that lie wholly below each grid point, [G]."""
+    jumps = torch.zeros(size + 1, dtype=torch.float64, device=at.device)
+    return jumps.index_add_(0, at, height.double()).cumsum(0)[:-1]
 
-    def function(given: Poissons) -> Tensor:
-        total = torch.zeros(len(at), given.rates.shape[1], dtype=torch.float64, device=at.device)
-        for rate in given.rates:
-            total += torch.special.gammaincc(at.unsqueeze(1) + 1, rate)
-        return total / len(given.rates)
 
-    return function(first), function(second)
+def _counts(first: Poissons, second: Poissons) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each element the counts [G] within some nine standard deviations of any rate, and F − G there."""
+    for e in range(first.rates.shape[1]):
+        rates = [first.rates[:, e].double(), second.rates[:, e].double()]
+        spans = [_span(rate) for rate in rates]
+        low, high = (torch.cat(ends) for ends in zip(*spans, strict=True))
+        needed = min(float((high - low + 1).sum()), float(high.max() - low.min()) + 1)
+        if not needed <= COUNTS:
+            raise TooLarge(
+                f"the distance of counts with rates up to {float(torch.cat(rates).max()):.3g} needs up to {needed:.3g} "
+                f"counts of one element (limit {COUNTS:,}). Count in larger units, or pass fewer draws."
+            )
+        at = _covered(low, high)
+        f, g = (_poisson(rate, *span, at) for rate, span in zip(rates, spans, strict=True))
+        yield at, f - g
+
+
+def _span(rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts beyond which a Poisson variable does not go, [S] each."""
+    away = REACH * rate.sqrt() + 40
+    return (rate - away).floor().clamp(min=0), (rate + away).ceil()
+
+
+def _poisson(rate: Tensor, low: Tensor, high: Tensor, at: Tensor) -> Tensor:
+    """The distribution function of a mixture at sorted counts, [G]."""
+    first, last = torch.searchsorted(at, low), torch.searchsorted(at, high, right=True)
+    total = _steps(last, torch.ones_like(rate), len(at))
+    for rows, points in _reached(first, last):
+        total.index_add_(0, points, torch.special.gammaincc(at[points] + 1, rate[rows]))
+    return total / len(rate)
 
 
 def empirical(first: Tensor, second: Tensor) -> Tensor:

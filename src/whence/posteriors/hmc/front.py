@@ -109,7 +109,9 @@ def hmc(
     wide = network.to(dtype)
     refuse_batch_statistics(wide)
     _check_size(sum(p.numel() for p in wide.params.values() if p.requires_grad) if layers is None else 0, limit)
-    whole = read(wide, Data(data, wide.device, dtype), resolved, estimate)
+    with torch.random.fork_rng([]):  # a loader that shuffles gives one order, and leaves torch's generator alone
+        torch.default_generator.manual_seed(0)
+        whole = read(wide, Data(data, wide.device, dtype), resolved, estimate)
     layout = Layout.of(wide, chosen.resolve(wide, take(whole.inputs, slice(0, 2))))
     _check_size(layout.size, limit)
     _check_memory(layout.size, chains, num_samples, mass, dtype)
@@ -134,7 +136,8 @@ def hmc(
     run = Run(potential, begin, 1 / precision, settings)
     if not bool(torch.isfinite(run.state.potential).all()):
         raise NotConverged("the potential energy at the start is not finite; start='trained', or scale the data.")
-    file = None if checkpoint is None else Checkpoint(checkpoint, _identity(potential, prior, settings, generator))
+    identity = {} if checkpoint is None else _identity(potential, prior, settings, generator, estimate)
+    file = None if checkpoint is None else Checkpoint(checkpoint, identity)
     return _judged(network, whole, prior, mean, layout, settings, run.finish(progress, file))
 
 
@@ -178,12 +181,12 @@ def _check_counts(**counts: int) -> None:
 def _check_rest(warmup: int, target_accept: float, max_depth: int, step_size: float | None, dtype: torch.dtype) -> None:
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
         raise BadOption(f"warmup={warmup} must be a whole number, at least 0.")
-    if not 0 < target_accept < 1:
-        raise BadOption(f"target_accept={target_accept} is not between 0 and 1; 0.8 is usual.")
+    if not isinstance(target_accept, (int, float)) or not 0 < target_accept < 1:
+        raise BadOption(f"target_accept={target_accept!r} is not between 0 and 1; 0.8 is usual.")
     if max_depth > 15:
         raise BadOption(f"max_depth={max_depth} means {2**max_depth:,} gradients for one draw; at most 15.")
-    if step_size is not None and not 0 < step_size < math.inf:
-        raise BadOption(f"step_size={step_size} must be positive, or None to have it adapted.")
+    if step_size is not None and not (isinstance(step_size, (int, float)) and 0 < step_size < math.inf):
+        raise BadOption(f"step_size={step_size!r} must be positive, or None to have it adapted.")
     if step_size is None and warmup == 0:
         raise BadOption("warmup=0 adapts no step size; pass step_size=…, or a warmup.")
     if dtype not in (torch.float32, torch.float64):
@@ -215,8 +218,9 @@ def _blocks(network: Network, layout: Layout) -> list[Block]:
     modules = dict(network.module.named_modules())
     found: dict[str, list[Param]] = {}
     for param in layout.params:
-        found.setdefault(param.name.rpartition(".")[0], []).append(param)
-    return [Block(name, type(modules[name]).__name__, tuple(params), "example") for name, params in found.items()]
+        found.setdefault(param.name.rpartition(".")[0] or param.name, []).append(param)
+    kinds = {name: type(modules[params[0].name.rpartition(".")[0]]).__name__ for name, params in found.items()}
+    return [Block(name, kinds[name], tuple(params), "example") for name, params in found.items()]
 
 
 def _prior_mean(mean: float | Mapping[str, Tensor], layout: Layout, network: Network) -> Tensor:
@@ -269,9 +273,9 @@ def _start(
 
 
 def _identity(
-    potential: Potential, prior: PriorPrecision, settings: Settings, generator: torch.Generator | None
+    potential: Potential, prior: PriorPrecision, settings: Settings, generator: torch.Generator | None, estimate: bool
 ) -> dict[str, Any]:
-    """What a checkpoint belongs to; the seed only where it was chosen."""
+    """What a checkpoint belongs to; the seed only where it was chosen, a noise unless it follows from the data."""
     data = potential.data
     found = asdict(settings)
     if generator is None:
@@ -280,15 +284,35 @@ def _identity(
         **found,
         "network": potential.network.hash,
         "layers": [p.name for p in potential.layout.params],
-        "data": _digest([*tensors_in(data.inputs), data.targets]),
+        "data": _examples(data),
         "prior_precision": prior.describe(),
         "prior": _digest([potential.precision, potential.mean]),
-        "likelihood": str(data.likelihood.spec()),
+        "likelihood": "regression" if estimate else str(data.likelihood.spec()),
     }
 
 
 def _digest(tensors: list[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def _examples(data: WholeData) -> str:
+    """A digest of the examples in whatever order: a loader that shuffles gives the same."""
+    tensors = [*tensors_in(data.inputs), data.targets]
+    if any(t.dim() == 0 or len(t) != len(data) for t in tensors):
+        return _digest(tensors)
+    columns = [_bytes(t) for t in tensors]
+    widths = [len(c) // len(data) for c in columns]
+    rows = sorted(
+        hashlib.sha256(b"".join(c[i * w : (i + 1) * w] for c, w in zip(columns, widths, strict=True))).digest()
+        for i in range(len(data))
+    )
+    shapes = str([(str(t.dtype), tuple(t.shape)) for t in tensors]).encode()
+    return hashlib.sha256(shapes + b"".join(rows)).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    found: bytes = tensor.detach().cpu().contiguous().numpy().tobytes()
+    return found

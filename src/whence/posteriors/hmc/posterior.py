@@ -58,7 +58,7 @@ class Hmc(DrawnPosterior):
         """Layer → its Bayesian parameters."""
         found: dict[str, list[str]] = {}
         for name in self.names():
-            found.setdefault(name.rpartition(".")[0], []).append(name)
+            found.setdefault(name.rpartition(".")[0] or name, []).append(name)
         return found
 
     def networks(self) -> list[nn.Module]:

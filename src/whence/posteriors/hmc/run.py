@@ -28,6 +28,12 @@ from whence.posteriors.hmc.state import Info, State, Streams, Target
 
 EVERY = 30.0  # seconds between two checkpoints
 
+DIGESTS = {
+    "network": "another network: the values of model= are",
+    "data": "other examples: data= is",
+    "prior": "another prior: prior_precision= or prior_mean= is",
+}  # what a checkpoint knows by a digest only, in words
+
 STATS = {
     "potential": torch.float64, "energy": torch.float64, "accept": torch.float64, "step": torch.float64,
     "divergent": torch.bool, "depth": torch.int64, "leapfrogs": torch.int64,
@@ -179,6 +185,11 @@ class Checkpoint:
             raise BadFile(f"{self.path} is no checkpoint of an HMC run, or is truncated ({error}).") from error
         theirs = meta.get("identity", {})
         for name, mine in self.identity.items():
+            if theirs.get(name) != mine and name in DIGESTS:
+                raise BadFile(
+                    f"the checkpoint {self.path} was made with {DIGESTS[name]} not the same. Go on with the same, or "
+                    "remove the file."
+                )
             if theirs.get(name) != mine:
                 raise BadFile(
                     f"the checkpoint {self.path} was made with {name}={theirs.get(name)!r}, not {mine!r}. Go on with "

@@ -179,13 +179,18 @@ def _form(module: nn.Module, weight: Tensor, bias: bool) -> MatrixForm:
     return MatrixForm(pairs, weight.shape[0] // pairs, weight.shape[1] * kernel, bias, False, kernel)
 
 
+def layer_of(parameter: str) -> str:
+    """The dotted name of the module that holds it; of a bare parameter of the network itself, its own name."""
+    return owner_of(parameter) or parameter
+
+
 def by_layer(network: Network, names: Sequence[str]) -> list[Block]:
-    """The Bayesian parameters by the module that holds them, in the network's order."""
-    owners: dict[str, list[Param]] = {}
+    """The Bayesian parameters by layer, in the network's order."""
+    layers: dict[str, list[Param]] = {}
     for name in names:
-        owners.setdefault(owner_of(name), []).append(Param(name, tuple(network.params[name].shape)))
-    kind = {owner: type(network.module.get_submodule(owner)).__name__ for owner in owners}
-    return [Block(owner or params[0].name, kind[owner], tuple(params), "example") for owner, params in owners.items()]
+        layers.setdefault(layer_of(name), []).append(Param(name, tuple(network.params[name].shape)))
+    kind = {k: type(network.module.get_submodule(owner_of(v[0].name))).__name__ for k, v in layers.items()}
+    return [Block(layer, kind[layer], tuple(params), "example") for layer, params in layers.items()]
 
 
 def fixed_entries(network: Network, names: Sequence[str]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -13,11 +14,27 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from whence.batches import Data, from_numpy, is_pair, tensors_in
 from whence.errors import BadFile, BadOption
 from whence.posteriors.variational.history import Row
 from whence.posteriors.variational.module import VariationalModule
 
 Tensors = dict[str, Tensor]
+DATA = {"data": "training", "validation": "validation"}  # what a checkpoint knows by a fingerprint
+
+
+def fingerprint(data: Data | None) -> str | None:
+    """A digest of tensors, or of a list of batches; of a loader, whose order changes, its kind and its length."""
+    if data is None:
+        return None
+    if not (is_pair(data.source) or isinstance(data.source, (list, tuple))):
+        return f"{type(data.source).__name__} of {data.length()} batches"
+    digest = hashlib.sha256(b"pair" if is_pair(data.source) else b"batches")  # which are cut anew, or as they are
+    for tensor in tensors_in([from_numpy(item) for item in data.source]):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -56,13 +73,21 @@ class Checkpoint:
     meta: dict[str, Any]  # what must be the same
 
     @classmethod
-    def at(cls, path: str | Path | None, module: VariationalModule, settings: dict[str, Any]) -> Checkpoint | None:
+    def at(
+        cls,
+        path: str | Path | None,
+        module: VariationalModule,
+        settings: dict[str, Any],
+        data: Data,
+        validation: Data | None,
+    ) -> Checkpoint | None:
         if path is None:
             return None
         if not Path(path).absolute().parent.is_dir():
             raise BadFile(f"cannot write the checkpoint {path}: the folder {Path(path).parent} is missing.")
         shapes = {n: list(v.shape) for n, v in module.mean().items()}
-        return cls(Path(path), {"network": module.origin_hash, "names": shapes, "settings": settings})
+        known = {"data": fingerprint(data), "validation": fingerprint(validation)}
+        return cls(Path(path), {"network": module.origin_hash, "names": shapes, "settings": settings, **known})
 
     def write(self, done: Progress, module: VariationalModule, optimiser: torch.optim.Optimizer) -> None:
         tensors = {f"blocks.{k}": v for k, v in module.blocks.state_dict().items()}
@@ -104,7 +129,7 @@ class Checkpoint:
             with safe_open(str(self.path), "pt") as file:
                 meta = json.loads((file.metadata() or {})["whence"])
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if not all(key in meta for key in (*self.meta, "rows", "best_epoch")):
+            if not all(key in meta for key in (*self.meta, "rows", "best_epoch") if key not in DATA):
                 raise ValueError("it is no checkpoint of whence.variational")
             return tensors, meta
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
@@ -121,6 +146,22 @@ class Checkpoint:
                 f"the checkpoint {self.path} is of another network: the parameters have the same shapes but other "
                 "values. Start from the same model, or remove the file."
             )
+        if "data" not in meta:
+            raise BadFile(
+                f"the checkpoint {self.path} does not say which data it is of: an earlier whence wrote it. Remove it "
+                "and train anew."
+            )
+        if mine["settings"]["data_size"] != meta["settings"].get("data_size"):
+            raise BadFile(
+                f"the checkpoint {self.path} is of {meta['settings'].get('data_size')} training examples, not of "
+                f"{mine['settings']['data_size']}. Go on with the same data, or remove the file."
+            )
+        for key, kind in DATA.items():
+            if mine[key] != meta.get(key):
+                raise BadFile(
+                    f"the checkpoint {self.path} is of other {kind} data than these. Go on with the same {key}=, or "
+                    "remove the file."
+                )
         for key, value in mine["settings"].items():
             if value != meta["settings"].get(key):
                 raise BadOption(

@@ -139,7 +139,8 @@ def variational(
         settings, module, prior=repr(module.prior), initial_std=initial_std, start=start,
         data_size=feed.size, likelihood=resolved.spec(),
     )  # fmt: skip
-    done = train(module, feed, resolved, settings, checks, Checkpoint.at(checkpoint, module, same), progress)
+    saved = Checkpoint.at(checkpoint, module, same, source, checks)
+    done = train(module, feed, resolved, settings, checks, saved, progress)
     return Variational.of(
         module,
         resolved,

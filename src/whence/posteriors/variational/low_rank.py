@@ -74,11 +74,11 @@ class LowRank(VariationalBlock):
         return self.std() if self.mask is None else torch.where(self.mask, self.std(), 1.0)
 
     def _inner(self, std: Tensor) -> Tensor:
-        """Cholesky factor of I + Bᵀ D⁻¹ B, [K, K]."""
+        """Cholesky factor of I + Bᵀ D⁻¹ B, [K, K]; NaN where rounding leaves it none, as after a divergence."""
         scaled = self.factor / std.unsqueeze(-1)
-        return torch.linalg.cholesky(
-            torch.eye(scaled.shape[1], dtype=std.dtype, device=std.device) + scaled.mT @ scaled
-        )
+        inner = torch.eye(scaled.shape[1], dtype=std.dtype, device=std.device) + scaled.mT @ scaled
+        factor, info = torch.linalg.cholesky_ex(inner)
+        return torch.where(info == 0, factor, torch.nan)
 
     def _half_log_det(self, std: Tensor, inner: Tensor) -> Tensor:
         """½ log det Σ = Σ log σ + ½ log det(I + Bᵀ D⁻¹ B)."""

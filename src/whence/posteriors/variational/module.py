@@ -20,6 +20,7 @@ from whence.posteriors.variational.blocks import (
     by_layer,
     fixed_entries,
     groups,
+    layer_of,
     refuse_unconvertible,
 )
 from whence.posteriors.variational.elementwise import Alpha, MeanField, begin_joined, joined, kl_joined
@@ -158,7 +159,7 @@ class VariationalModule(nn.Module):
                 value = block.kl_by_draws(self.prior, num_samples, self.generator).mean()
             else:
                 value = block.kl(self.prior)
-            name = JOINT if self.family == "low_rank" else owner_of(block.names[0]) or block.names[0]
+            name = JOINT if self.family == "low_rank" else layer_of(block.names[0])
             found[name] = found[name] + value if name in found else value
         return found
 
@@ -174,7 +175,7 @@ class VariationalModule(nn.Module):
         hidden = [n for n in self.names if n in used and n not in met]
         if hidden:
             raise UnsupportedLayer(
-                f"the layer {owner_of(hidden[0])!r} uses its {hidden[0]!r} by a way that cannot be seen (a reference "
+                f"the layer {layer_of(hidden[0])!r} uses its {hidden[0]!r} by a way that cannot be seen (a reference "
                 "kept outside of the module's attributes, or compiled code), so that draws would not reach it; use "
                 "self.<name> in its forward, or leave it out by layers=."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Data
-from whence.curvature.blocks import Block, owner_of
+from whence.curvature.blocks import Block
 from whence.errors import BadData, BadOption, NotDefined, TooLarge
 from whence.functional import Network, copy_module
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace import COVARIANCE_LIMIT
-from whence.posteriors.variational.blocks import VariationalBlock, by_layer
+from whence.posteriors.variational.blocks import VariationalBlock, by_layer, layer_of
 from whence.posteriors.variational.history import History, Row
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
@@ -109,7 +109,7 @@ class Variational(DrawnPosterior, WeightPosterior):
         """Layer → its Bayesian parameters, in the network's order."""
         found: dict[str, list[str]] = {}
         for name in self.names():
-            found.setdefault(owner_of(name), []).append(name)
+            found.setdefault(layer_of(name), []).append(name)
         return found
 
     @property
@@ -164,7 +164,24 @@ class Variational(DrawnPosterior, WeightPosterior):
     @torch.no_grad()
     def log_prob(self, values: dict[str, Tensor]) -> Tensor:
         """log q of draws by parameter, [S, *shape] each: [S]."""
+        self._check_draws(values)
         return torch.stack([part.log_prob(values) for part in self._parts()]).sum(0)
+
+    def _check_draws(self, values: Any) -> None:
+        """One tensor for each Bayesian parameter, of as many draws each."""
+        if not isinstance(values, Mapping):
+            raise BadData(f"log_prob needs draws by parameter name, as of sample(), not a {type(values).__name__}.")
+        counts = set()
+        for name in self.names():
+            value, shape = values.get(name), list(self.network.params[name].shape)
+            if not isinstance(value, Tensor):
+                raise BadData(f"log_prob was given no tensor for {name!r}; pass draws as sample() gives them.")
+            given = list(value.shape)
+            if value.dim() != len(shape) + 1 or given[1:] != shape:
+                raise BadData(f"the draws of {name!r} have shape {given}; pass any number of draws of shape {shape}.")
+            counts.add(len(value))
+        if len(counts) > 1:
+            raise BadData(f"the parameters have different numbers of draws: {sorted(counts)}.")
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
@@ -276,7 +293,8 @@ class Variational(DrawnPosterior, WeightPosterior):
     def __repr__(self) -> str:
         prior = self.prior.describe() if isinstance(self.prior, ScaleMixture) else f"precision {self.prior.describe()}"
         last = f"; {len(self.history)} epochs, ELBO {self.history[-1].elbo:.6g}" if len(self.history) else ""
-        cold = "" if self.kl_weight.plain else f"; tempered: KL × {self.kl_weight.temperature:g}"
+        tempered = self.kl_weight.describe(self.history[-1].kl_weight if len(self.history) else None)
+        cold = f"; {tempered}" if tempered else ""
         return (
             f"Variational({self.family}, {self.estimator}; {self.parameters:,} weights in {len(self.layers())} layers; "
             f"{self.likelihood!r}; prior {prior}{last}{cold})"

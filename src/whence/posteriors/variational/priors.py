@@ -26,12 +26,12 @@ class ScaleMixture:
     sigma2: float = math.exp(-6)
 
     def __post_init__(self) -> None:
-        if not 0 < self.pi < 1:
-            raise BadOption(f"pi={self.pi} of the scale mixture is not between 0 and 1.")
+        if not isinstance(self.pi, (int, float)) or not 0 < self.pi < 1:
+            raise BadOption(f"pi={self.pi!r} of the scale mixture is not between 0 and 1.")
         for name in ("sigma1", "sigma2"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise BadOption(f"{name}={value} of the scale mixture must be positive and finite.")
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise BadOption(f"{name}={value!r} of the scale mixture must be positive and finite.")
 
     def log_prob(self, values: Tensor) -> Tensor:
         """Log density of each value."""

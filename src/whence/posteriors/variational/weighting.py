@@ -40,10 +40,11 @@ class KlWeight:
             return self.temperature * steps * blundell(step, steps)
         return self.temperature * min(1.0, (epoch + (step + 1) / steps) / float(self.schedule))
 
-    @property
-    def plain(self) -> bool:
-        """Whether the ELBO itself is what is maximised in the end."""
-        return self.temperature == 1.0
+    def describe(self, last: float | None) -> str:
+        """What was maximised where it was not the ELBO itself; ``last`` is the mean weight of the last epoch."""
+        if last is not None and not isinstance(self.schedule, str) and last < self.temperature * (1 - 1e-9):
+            return f"tempered: KL × {last:.3g}, before the end of a warm-up over {self.schedule:g} epochs"
+        return "" if self.temperature == 1.0 else f"tempered: KL × {self.temperature:g}"
 
 
 def blundell(step: int, steps: int) -> float:
