@@ -74,7 +74,7 @@ def _different(modules: list[nn.Module], weights: Sequence[float] | None) -> tup
 def _apart(grams: list[Tensor | None], weights: list[float]) -> float | None:
     """1 − CKA; None where a layer gives the same for all inputs."""
     there = [g for g in grams if g is not None]
-    return 1 - mean_alignment(there, weights) if len(there) == len(grams) else None
+    return max(0.0, 1 - mean_alignment(there, weights)) if len(there) == len(grams) else None
 
 
 def centred_gram(values: Tensor) -> Tensor | None:
