@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import whence
 from tests.auditing.cases import Given, classification
 from whence.auditing import profile as room
+from whence.errors import BadOption
 
 Made = tuple[Given, whence.Audit]
 
@@ -134,3 +136,13 @@ def test_too_much_work_takes_fewer_inputs_and_still_adds_up(monkeypatch: pytest.
     a, b = (torch.tensor([v[i] for i in groups]) for v in (first, second))
     assert not torch.allclose(a, b, rtol=1e-4)
     assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.8
+
+
+def test_where_writes_a_page_of_its_own(tmp_path: Path) -> None:
+    given = classification()
+    posterior = whence.laplace(given.model, given.train, likelihood="classification", progress=False)
+    path = posterior.where(given.test[0]).report(tmp_path / "report.html")
+    page = path.read_text()
+    assert "Where the uncertainty sits" in page and "test data have no targets" not in page
+    with pytest.raises(BadOption, match=r"where\(x\)"):
+        posterior.where().report(path)
