@@ -201,3 +201,29 @@ def test_other_outputs_are_not_compared() -> None:
         whence.compare({"plain network": posteriors["Laplace"]}, given.test, progress=False)
     with pytest.raises(BadData, match=r"fails on inputs of shape \[1, 9\]"):
         whence.compare({"e": posteriors["ensemble"]}, (torch.randn(4, 9), torch.zeros(4)), progress=False)
+
+
+def test_layers_keep_their_names_whatever_they_are_called() -> None:
+    """A module of the user's may be called as the wrappers of draws are."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.network(x)
+
+    given, _ = several()
+    model = Nested().eval()
+    found = whence.compare(
+        {
+            "Laplace": whence.laplace(model, given.train, likelihood="classification", progress=False),
+            "dropout": whence.dropout(model, likelihood="classification"),
+        },
+        given.test,
+        progress=False,
+    ).record["layers"]
+    assert found["names"] == ["network.0", "network.2 (dropout)", "network.3", "output"]
+    for row in found["activations"][1:]:
+        assert row[0] is not None and row[2] is not None and row[3] is not None

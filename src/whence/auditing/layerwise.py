@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from whence.auditing.plain import number
+from whence.auditing.subject import Subject
 from whence.errors import WhenceError
 from whence.functional import Network
 from whence.where.others import modules_of
@@ -73,20 +74,21 @@ def _interaction(method: tuple[str, Any], table: tuple[dict[str, Any], Any]) -> 
     return method[0], getattr(table[1], "interaction", None)
 
 
-def _disagreement(posterior: Any, inputs: Any) -> dict[str, float]:
+def _disagreement(posterior: Any, inputs: Any) -> dict[str, float | None]:
     """1 − CKA between draws, by layer and for the output."""
     if posterior is None:
         return {}
     try:
         table = disagreement(modules_of(posterior), inputs)
-    except (WhenceError, NotImplementedError):
+    except WhenceError:
         return {}
-    return {_bare(name): value for name, value in zip(table["name"], table["disagreement"], strict=True)}
+    own = {name for network in Subject(posterior).networks[:1] for name, _ in network.module.named_modules()}
+    return {_bare(name, own): value for name, value in zip(table["name"], table["disagreement"], strict=True)}
 
 
-def _bare(name: str) -> str:
-    """Without the wrapper that serves a draw."""
-    return name.removeprefix("network.").removeprefix("inner.")
+def _bare(name: str, own: set[str]) -> str:
+    """Without the wrapper that serves a draw, where the network itself has no such name."""
+    return name if name in own or name == "output" else name.partition(".")[2]
 
 
 def _ordered(names: list[str], values: dict[str, Any]) -> list[float | None] | None:
