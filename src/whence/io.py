@@ -18,10 +18,11 @@ from whence._version import __version__
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block, MatrixForm, Param
 from whence.curvature.columns import Draws
-from whence.curvature.fit import Curvature, Options
 from whence.curvature.jacobian import Plan
 from whence.curvature.layout import Inspection, Layout
+from whence.curvature.options import Options
 from whence.curvature.record import FitRecord
+from whence.curvature.result import Curvature
 from whence.errors import BadFile
 from whence.functional import Network, weights_hash
 from whence.likelihoods import Likelihood, from_spec

@@ -1,17 +1,17 @@
-"""The loop over the data: forward once, backward in chunks of root columns, add up by block."""
+"""A fit: what is asked for is settled, the network inspected, and its curvature summed by block."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import Batch, Data, Inputs, size_of, take
+from whence.batches import Data, size_of, take
 from whence.curvature import hessian, kfra, lowrank
 from whence.curvature.accumulate import (
     Accumulator,
@@ -21,92 +21,20 @@ from whence.curvature.accumulate import (
     KroneckerAccumulator,
 )
 from whence.curvature.blocks import Block, assign
-from whence.curvature.columns import Draws, columns_for
 from whence.curvature.distributed import first_example, summed_record, summed_structure
-from whence.curvature.jacobian import Plan, Recording, budget
+from whence.curvature.jacobian import Plan
+from whence.curvature.options import Options, settle
 from whence.curvature.passes import Passes
-from whence.curvature.record import FitRecord, Recorder, warn_if_probabilities
+from whence.curvature.record import FitRecord, warn_if_probabilities
+from whence.curvature.result import Curvature, Fit
 from whence.curvature.selection import Selection
-from whence.errors import BadData, BadOption, NothingSelected, TooLarge, notice
+from whence.curvature.sweep import run
+from whence.errors import BadData, NothingSelected, TooLarge, notice
 from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
 
 DENSE_LIMIT = 6 * 2**30  # bytes that dense curvature may take
-SUPPORTED = {
-    "full": ("ggn", "mc", "empirical", "hessian"),
-    "block": ("ggn", "mc", "empirical", "hessian"),
-    "diag": ("ggn", "mc", "empirical", "hessian"),
-    "kron": ("ggn", "mc", "empirical", "kfra"),
-    "ekfac": ("ggn", "mc", "empirical"),
-    "lowrank": ("ggn", "empirical"),
-}
-CPU_COLUMNS = 32 * 2**20  # bytes of gradients that go backward together; more would leave the cache
-AUTO_OUTPUTS = 100  # exact over the outputs up to here
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a curvature is computed."""
-
-    structure: str = "kron"
-    curvature: str = "auto"
-    sharing: str = "expand"
-    draws: Draws = field(default_factory=Draws)
-    rank: int = 64
-    passes: int = 1
-    data_size: float | None = None
-    progress: bool = True
-    estimate_noise: bool = False  # of a Gaussian, from the training residuals
-    first: int = 0  # number of the first example, for its randomness
-
-
-@dataclass(frozen=True)
-class Curvature:
-    """Curvature of a network by block: sums over the data, without any prior."""
-
-    blocks: list[Block]
-    structures: list[Structure]
-    record: FitRecord
-    options: Options
-    joint: bool = False  # one structure over all blocks together
-    keep: Tensor | None = None  # entries of the joined vector that are Bayesian (a subnetwork)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def scaled(self, factor: float) -> Curvature:
-        """factor · H; the record counts accordingly."""
-        return replace(self, structures=[s.scaled(factor) for s in self.structures], record=self.record.scaled(factor))
-
-    def with_noise(self, noise: float) -> Curvature:
-        """Under a Gaussian with another standard deviation: H ∝ 1/σ² (the empirical Fisher ∝ 1/σ⁴)."""
-        assert self.record.noise is not None
-        power = 4 if self.options.curvature == "empirical" else 2
-        factor = (self.record.noise / noise) ** power
-        return replace(
-            self, structures=[s.reweighted(factor) for s in self.structures], record=self.record.with_noise(noise)
-        )
-
-    def merged(self, other: Curvature) -> Curvature:
-        """Curvature on both data sets together."""
-        mine = [(b.name, b.structure, b.params) for b in self.blocks]
-        same_entries = (self.keep is None) == (other.keep is None) and (
-            self.keep is None or other.keep is None or torch.equal(self.keep, other.keep)
-        )
-        theirs = [(b.name, b.structure, b.params) for b in other.blocks]
-        if mine != theirs or self.joint != other.joint or not same_entries:
-            raise BadOption("the two curvatures are not of the same network with the same selection and structure.")
-        structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
-        return replace(self, structures=structures, record=self.record.merged(other.record))
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A curvature with what else the pass over the data gave."""
-
-    curvature: Curvature
-    plan: Plan
-    likelihood: Likelihood
-    probe: tuple[Inputs, Tensor]  # a few training examples
 
 
 def fit(
@@ -157,28 +85,6 @@ def fit(
     return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
 
 
-def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options:
-    """Turn ``curvature="auto"`` into a choice, and refuse what does not go together."""
-    curvature = options.curvature
-    if curvature == "auto":
-        width = likelihood.flatten(outputs)[0].numel()
-        curvature = "ggn" if width <= AUTO_OUTPUTS or options.structure == "lowrank" else "mc"
-        if curvature == "mc":
-            notice(
-                f"the network has {width} outputs for each example, so the curvature is the sampled Fisher "
-                f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
-                "passes)."
-            )
-    allowed = SUPPORTED[options.structure]
-    if curvature not in allowed:
-        fits = [s for s, c in SUPPORTED.items() if curvature in c]
-        raise BadOption(
-            f"structure={options.structure!r} does not go with curvature={curvature!r}. It goes with "
-            f"{', '.join(map(repr, allowed))}; {curvature!r} goes with {', '.join(map(repr, fits))}."
-        )
-    return replace(options, curvature=curvature)
-
-
 def _compute(
     plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None, group: Any
 ) -> Curvature:
@@ -204,55 +110,6 @@ def _compute(
     record = summed_record(record, group, like.device)
     seconds = {"curvature": time.perf_counter() - start}
     return Curvature(plan.blocks, structures, record, options, joint, keep, seconds)
-
-
-def run(
-    plan: Plan,
-    batches: Passes,
-    likelihood: Likelihood,
-    options: Options,
-    accumulators: list[Accumulator],
-    label: str,
-) -> FitRecord:
-    """One or several passes over the data into the accumulators."""
-    recorder = Recorder(likelihood)
-    for batch in batches.passes(options.passes, options.progress, label):
-        batch, rows = relevant(batch, likelihood)
-        if not len(rows):
-            continue
-        recording = plan.record(batch.inputs, len(rows))
-        targets = likelihood.check(recording.outputs, batch.targets, batch.index)
-        recorder.add(recording.outputs, targets, batch.index)
-        if not recording.outputs.requires_grad:
-            continue
-        for accumulator in accumulators:
-            accumulator.inputs(recording)
-        rows = rows + options.first
-        columns = columns_for(options.curvature, likelihood, recording.outputs, targets, options.draws, rows)
-        for piece in column_chunks(recording, columns.total):
-            grads = recording.differentiate(columns.chunk(piece.start, piece.stop))
-            for accumulator in accumulators:
-                accumulator.gradients(grads)
-    return recorder.record
-
-
-def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
-    """The examples that the likelihood counts, and their numbers in the data."""
-    rows = batch.offset + torch.arange(size_of(batch.inputs), device=batch.targets.device)
-    counted = likelihood.counts(batch.targets)
-    if counted is None or len(counted) != len(rows) or bool(counted.all()):
-        return batch, rows
-    which = counted.nonzero().squeeze(1)
-    return replace(batch, inputs=take(batch.inputs, which), targets=batch.targets[which]), rows[which]
-
-
-def column_chunks(recording: Recording, total: int) -> Iterator[slice]:
-    """Pieces of the root columns whose gradients fit the memory budget."""
-    device = recording.outputs.device
-    room = budget(device) * 4 if device.type == "cuda" else CPU_COLUMNS
-    step = max(1, int(room // max(recording.bytes_per_column(), 1)))
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
 
 
 def _accumulators(blocks: list[Block], options: Options, like: Tensor, keep: Tensor | None) -> list[Accumulator]:

@@ -20,7 +20,7 @@ from whence.likelihoods import Likelihood
 from whence.linalg.structures import Diagonal, Structure, Symmetric
 
 if TYPE_CHECKING:
-    from whence.curvature.fit import Options
+    from whence.curvature.options import Options
 
 LIMIT = 20_000  # parameters; a Hessian takes one backward pass for each
 

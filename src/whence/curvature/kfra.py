@@ -25,7 +25,7 @@ from whence.linalg.dense import gram
 from whence.linalg.structures import Kronecker, Structure
 
 if TYPE_CHECKING:
-    from whence.curvature.fit import Options
+    from whence.curvature.options import Options
 
 REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."
 

@@ -24,7 +24,7 @@ from whence.likelihoods import Likelihood
 from whence.linalg.structures import LowRank, Structure
 
 if TYPE_CHECKING:
-    from whence.curvature.fit import Options
+    from whence.curvature.options import Options
 
 OVERSAMPLE = 10
 ITERATIONS = 3  # products with H, so passes over the data

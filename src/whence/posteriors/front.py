@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from whence.batches import Data
 from whence.curvature.columns import Draws
-from whence.curvature.fit import SUPPORTED, Options, fit
+from whence.curvature.fit import fit
+from whence.curvature.options import SUPPORTED, Options
 from whence.curvature.selection import Layers, Mask, selection
 from whence.errors import BadOption, one_of
 from whence.functional import Network

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from whence.batches import Inputs
 from whence.curvature.blocks import Block
-from whence.curvature.fit import Curvature
 from whence.curvature.jacobian import Plan
 from whence.curvature.record import FitRecord
+from whence.curvature.result import Curvature
 from whence.errors import BadOption, NotDefined, TooLarge, one_of
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood

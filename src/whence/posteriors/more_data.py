@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whence.batches import Data
-from whence.curvature.fit import Curvature, fit
+from whence.curvature.fit import fit
+from whence.curvature.result import Curvature
 from whence.curvature.selection import Mask, Names, Selection
 from whence.errors import BadOption, NotDefined, Notice
 from whence.likelihoods import Gaussian

@@ -1,0 +1,59 @@
+"""How a curvature is computed, and which choices go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from whence.curvature.columns import Draws
+from whence.errors import BadOption, notice
+from whence.likelihoods import Likelihood
+
+SUPPORTED = {
+    "full": ("ggn", "mc", "empirical", "hessian"),
+    "block": ("ggn", "mc", "empirical", "hessian"),
+    "diag": ("ggn", "mc", "empirical", "hessian"),
+    "kron": ("ggn", "mc", "empirical", "kfra"),
+    "ekfac": ("ggn", "mc", "empirical"),
+    "lowrank": ("ggn", "empirical"),
+}
+AUTO_OUTPUTS = 100  # exact over the outputs up to here
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a curvature is computed."""
+
+    structure: str = "kron"
+    curvature: str = "auto"
+    sharing: str = "expand"
+    draws: Draws = field(default_factory=Draws)
+    rank: int = 64
+    passes: int = 1
+    data_size: float | None = None
+    progress: bool = True
+    estimate_noise: bool = False  # of a Gaussian, from the training residuals
+    first: int = 0  # number of the first example, for its randomness
+
+
+def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options:
+    """Turn ``curvature="auto"`` into a choice, and refuse what does not go together."""
+    curvature = options.curvature
+    if curvature == "auto":
+        width = likelihood.flatten(outputs)[0].numel()
+        curvature = "ggn" if width <= AUTO_OUTPUTS or options.structure == "lowrank" else "mc"
+        if curvature == "mc":
+            notice(
+                f"the network has {width} outputs for each example, so the curvature is the sampled Fisher "
+                f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
+                "passes)."
+            )
+    allowed = SUPPORTED[options.structure]
+    if curvature not in allowed:
+        fits = [s for s, c in SUPPORTED.items() if curvature in c]
+        raise BadOption(
+            f"structure={options.structure!r} does not go with curvature={curvature!r}. It goes with "
+            f"{', '.join(map(repr, allowed))}; {curvature!r} goes with {', '.join(map(repr, fits))}."
+        )
+    return replace(options, curvature=curvature)

@@ -1,0 +1,65 @@
+"""What a fit gives: the curvature of a network by block, without any prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from whence.batches import Inputs
+from whence.curvature.blocks import Block
+from whence.curvature.jacobian import Plan
+from whence.curvature.options import Options
+from whence.curvature.record import FitRecord
+from whence.errors import BadOption
+from whence.likelihoods import Likelihood
+from whence.linalg.structures import Structure
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of a network by block: sums over the data, without any prior."""
+
+    blocks: list[Block]
+    structures: list[Structure]
+    record: FitRecord
+    options: Options
+    joint: bool = False  # one structure over all blocks together
+    keep: Tensor | None = None  # entries of the joined vector that are Bayesian (a subnetwork)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def scaled(self, factor: float) -> Curvature:
+        """factor · H; the record counts accordingly."""
+        return replace(self, structures=[s.scaled(factor) for s in self.structures], record=self.record.scaled(factor))
+
+    def with_noise(self, noise: float) -> Curvature:
+        """Under a Gaussian with another standard deviation: H ∝ 1/σ² (the empirical Fisher ∝ 1/σ⁴)."""
+        assert self.record.noise is not None
+        power = 4 if self.options.curvature == "empirical" else 2
+        factor = (self.record.noise / noise) ** power
+        return replace(
+            self, structures=[s.reweighted(factor) for s in self.structures], record=self.record.with_noise(noise)
+        )
+
+    def merged(self, other: Curvature) -> Curvature:
+        """Curvature on both data sets together."""
+        mine = [(b.name, b.structure, b.params) for b in self.blocks]
+        same_entries = (self.keep is None) == (other.keep is None) and (
+            self.keep is None or other.keep is None or torch.equal(self.keep, other.keep)
+        )
+        theirs = [(b.name, b.structure, b.params) for b in other.blocks]
+        if mine != theirs or self.joint != other.joint or not same_entries:
+            raise BadOption("the two curvatures are not of the same network with the same selection and structure.")
+        structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
+        return replace(self, structures=structures, record=self.record.merged(other.record))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A curvature with what else the pass over the data gave."""
+
+    curvature: Curvature
+    plan: Plan
+    likelihood: Likelihood
+    probe: tuple[Inputs, Tensor]  # a few training examples
