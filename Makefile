@@ -10,7 +10,7 @@ help:
 	@echo "make demo      train a small network, audit it, write the page (whence demo)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same with the long comparisons"
-	@echo "make bench     speed and memory beside other libraries (minutes)"
+	@echo "make bench     speed and memory beside other libraries (half an hour)"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

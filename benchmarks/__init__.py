@@ -1,1 +1,1 @@
-"""Speed and memory of whence beside laplace-torch, each in its own process; run by ``python -m benchmarks``."""
+"""Speed and memory of whence beside its peers, each contender in its own process; run by ``python -m benchmarks``."""

@@ -1,137 +1,137 @@
-"""What each library is asked to do. A job loads its model and data when made, works when called."""
+"""What a contender is asked to do. A job loads its model and data when made, works when called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.networks import inputs, loader, network
+from benchmarks.compared import Summary
+from benchmarks.networks import NETWORKS, inputs, loader, network
 
-AGREE_DATA, AGREE_INPUTS = 64, 8  # the small problem on which linearised covariances are compared
-CORNER = 32  # rows of an input factor that enter the compared product
+
+@dataclass
+class Task:
+    """The numbers of a work that all of its contenders share."""
+
+    net: str
+    device: str = "cpu"
+    size: int = 512  # examples, or inputs of a prediction
+    batch: int = 512
+    fit_size: int = 512  # examples that a prediction's posterior was fitted to
+    hidden: int = 2  # of the multi-layer perceptron
+    width: int = 1024
+    placeholder: bool = False  # eigendecompositions give the identity: for timing what does not depend on them
+
+    def small(self) -> Task:
+        """The small problem on which linearised covariances are compared."""
+        many = NETWORKS[self.net].classes >= 1000
+        return replace(self, size=1 if many else 6, batch=64, fit_size=16 if many else 64)
+
+    def network(self, bias: bool = True) -> nn.Module:
+        options = {"hidden": self.hidden, "width": self.width} if self.net == "mlp" else {}
+        return network(self.net, bias, self.device, **options)
+
+    def loader(self, size: int | None = None, seed: int = 0) -> Any:
+        return loader(self.net, size or self.size, self.batch, self.device, seed)
+
+    def inputs(self, size: int | None = None) -> Tensor:
+        return inputs(self.net, size or self.size, device=self.device)
 
 
 @dataclass
 class Job:
-    """``work`` is timed; ``result`` gives what is compared with the other library's."""
+    """``work`` is timed; ``result`` gives what is compared with the other libraries' answers."""
 
     work: Callable[[], Any]
-    result: Callable[[Any], Tensor] | None = None
-    details: Callable[[Any], dict[str, float]] = field(default=lambda _: {})
+    result: Callable[[Any], Summary] | None = None
+    beside: Callable[[], Any] | None = None  # timed apart: what the work is held against besides the plain network
 
 
-def whence_fit(net: str, structure: str, size: int, curvature: str = "ggn") -> Job:
-    import whence
-
-    model, data = network(net), loader(net, size)
-    torch.manual_seed(3)
-
-    def work() -> Any:
-        return whence.laplace(
-            model, data, likelihood="classification", structure=structure, curvature=curvature, progress=False
-        )
-
-    return Job(work, _whence_values, lambda posterior: dict(posterior.curvature.seconds))
-
-
-def _whence_values(posterior: Any) -> Tensor:
-    """The diagonal of H in the network's order, or a product of Kronecker factors of the smallest layer."""
-    pairs = list(zip(posterior.blocks, posterior.curvature.structures, strict=True))
-    if posterior.curvature.options.structure == "diag":
-        values = {n: v for block, s in pairs for n, v in block.scatter(s.values).items()}
-        return torch.cat([values[name].flatten() for name in posterior.names()])
-    block, factors = min(pairs, key=lambda pair: pair[0].size)
-    a = factors.mean_input[0]
-    return _product(factors.grads[0], a[:-1, :-1] if block.form.bias else a)
-
-
-def _product(g: Tensor, a: Tensor) -> Tensor:
-    corner = a[:CORNER, :CORNER].double().contiguous()
-    return torch.kron(g.double().contiguous(), corner).flatten()
-
-
-def whence_predict(net: str, fit_size: int, size: int, link: Any = "mc") -> Job:
-    import whence
-
-    def fitted(bias: bool, data_size: int) -> Any:
-        model, data = network(net, bias), loader(net, data_size)
-        return whence.laplace(model, data, likelihood="classification", structure="kron", curvature="ggn")
-
-    posterior, x = fitted(True, fit_size), inputs(net, size)
-
-    def small(_: Any) -> Tensor:
-        return fitted(False, AGREE_DATA).predict(inputs(net, AGREE_INPUTS)).logit_cov.flatten()
-
-    return Job(lambda: posterior.predict(x, link=link), small)
-
-
-def laplace_fit(net: str, structure: str, size: int) -> Job:
-    from laplace import Laplace
-
-    model, data = network(net), loader(net, size)
-
-    def work() -> Any:
-        la = Laplace(model, "classification", subset_of_weights="all", hessian_structure=structure)
-        la.fit(data)
-        return la
-
-    return Job(work, _laplace_diagonal if structure == "diag" else _laplace_product)
-
-
-def _laplace_diagonal(la: Any) -> Tensor:
-    return la.H.flatten()
-
-
-def _laplace_product(la: Any) -> Tensor:
-    pairs = [factors for factors in la.H_facs.kfacs if len(factors) == 2]
-    g, a = min(pairs, key=lambda pair: len(pair[0]) * len(pair[1]))
-    return _product(g, a)
-
-
-def laplace_predict(net: str, fit_size: int, size: int, batch: int) -> Job:
-    from laplace import Laplace
-
-    def fitted(bias: bool, data_size: int) -> Any:
-        la = Laplace(network(net, bias), "classification", subset_of_weights="all", hessian_structure="kron")
-        la.fit(loader(net, data_size))
-        return la
-
-    la, x = fitted(True, fit_size), inputs(net, size)
-
-    def work() -> Tensor:
-        return torch.cat([la(piece) for piece in x.split(batch)])
-
-    def small(_: Any) -> Tensor:
-        _, cov = fitted(False, AGREE_DATA)._glm_predictive_distribution(inputs(net, AGREE_INPUTS))
-        return cov.flatten()
-
-    return Job(work, small)
-
-
-def training_epoch(net: str, size: int) -> Job:
+def epoch(task: Task) -> Job:
     """Forward and backward of every batch; no optimiser's step."""
-    model, data = network(net), loader(net, size)
+    model, data = task.network(), task.loader()
+    return Job(lambda: run_epoch(model, data))
 
-    def work() -> None:
-        _epoch(model, data)
+
+def run_epoch(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for x, y in data:
+        model.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(x), y).backward()
+
+
+def forward(task: Task) -> Job:
+    """The plain network on the inputs, batch by batch."""
+    model, x = task.network(), task.inputs()
+
+    @torch.no_grad()
+    def work() -> Tensor:
+        return torch.cat([model(piece) for piece in x.split(task.batch)])
 
     return Job(work)
 
 
-def _epoch(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for x, y in data:
-        model.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+class Stopwatch:
+    """Seconds spent in eigendecompositions, by whichever library; the device is waited for at both ends.
+
+    With ``placeholder`` they give the identity instead, which costs nothing.
+    """
+
+    def __init__(self, placeholder: bool = False) -> None:
+        self.seconds, self.placeholder = 0.0, placeholder
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        plain = torch.linalg.eigh
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.placeholder:
+                return identity(args[0])
+            synchronise()
+            start = time.perf_counter()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                synchronise()
+                self.seconds += time.perf_counter() - start
+
+        torch.linalg.eigh = timed
+        try:
+            yield
+        finally:
+            torch.linalg.eigh = plain
 
 
-JOBS: dict[str, Callable[..., Job]] = {
-    "whence_fit": whence_fit,
-    "whence_predict": whence_predict,
-    "laplace_fit": laplace_fit,
-    "laplace_predict": laplace_predict,
-    "training_epoch": training_epoch,
+def identity(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of I in the matrix's shape."""
+    size = matrix.shape[-1]
+    vectors = torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand(matrix.shape).contiguous()
+    return matrix.new_ones(matrix.shape[:-1]), vectors
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+PLACES = {
+    "plain": "benchmarks.contenders",
+    "whence": "benchmarks.contenders_whence",
+    "laplace": "benchmarks.contenders_laplace",
+    "backpack": "benchmarks.contenders_curvature",
+    "curvlinops": "benchmarks.contenders_curvature",
+    "posteriors": "benchmarks.contenders_curvature",
+    "variational": "benchmarks.contenders_variational",
 }
+
+
+def make(job: str, task: Task, options: dict[str, Any]) -> Job:
+    """The job of that name, ``library:function``; only its own library is imported."""
+    place, _, function = job.partition(":")
+    return getattr(importlib.import_module(PLACES[place]), function)(task, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -16,7 +17,7 @@ MB = 2**20
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores and memory; no names of hosts."""
+    """Processor, cores and memory of the machine; no names of hosts."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
     return {
@@ -32,8 +33,8 @@ def busy_seconds() -> float:
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + irq + soft + steal) / TICKS
+    times = [int(t) for t in stat.read_text().split("\n")[0].split()[1:9]]
+    return (sum(times) - sum(times[3:5])) / TICKS  # all but idle and waiting
 
 
 class Others:
@@ -66,10 +67,29 @@ def wait_until_quiet(limit: float, share: float = 0.15) -> None:
             return
 
 
+class CudaPeak:
+    """Peak memory that torch allocated on the device above its level at the start, in MB."""
+
+    def __init__(self) -> None:
+        import torch
+
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.base = torch.cuda.memory_allocated()
+
+    def megabytes(self) -> float:
+        import torch
+
+        return (torch.cuda.max_memory_allocated() - self.base) / MB
+
+
 class Peak:
     """Peak memory of this process above its level at the start, in MB."""
 
     def __init__(self) -> None:
+        gc.collect()
         _release()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
@@ -86,6 +106,12 @@ def _release() -> None:
     """Give freed memory back to the system, so that it does not count into the level at the start."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def hand_back_at_once() -> None:
+    """Have the C library give large freed pieces back at once, so that tensors alone count. Slower."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-3, 65536)  # M_MMAP_THRESHOLD
 
 
 def _status(key: str) -> float | None:

@@ -1,101 +1,145 @@
-"""The table, as plain text and as Markdown, and the JSON that both are made from."""
+"""The table, as plain text and as Markdown, the page of the documentation, and the JSON that all are made from."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
-NAME = "laplace_engine_cpu"
-HEAD = ["contender", "seconds", "ratio", "peak MB", "difference", "bar", "", "note"]
+from benchmarks.bars import Bar, bars
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+HEAD = ["contender", "seconds", "decomposition", "ratio", "peak MB", "difference", "note"]
+BAR_HEAD = ["bar", "asked", "measured", "", "against"]
+DEVICES = ("cpu", "cuda")
 
 
-def numbers(row: dict[str, Any]) -> list[str]:
-    """The cells of a row."""
-    bars = row["bars"]
-    limits = " / ".join(b["bar"] for b in bars) or "–"
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
     if "error" in row:
-        return [row["contender"], row["error"], "–", "–", "–", limits, "–", row["note"]]
-    peak, off = row.get("peak_mb"), row.get("difference")
+        return [row["contender"], row["error"], "–", "–", "–", "–", row["note"]]
+    peak, off, apart = row.get("peak_mb"), row.get("difference"), row.get("decomposition", 0.0)
+    beside = f"{row['seconds'] / row['beside']:.3g} × its prediction" if row.get("beside") and row["scale"] == 1 else ""
     disturbed = f"other programs took {row['others']:.0%}" if row.get("others", 0) > 0.2 else ""
     return [
         row["contender"],
-        f"{row['seconds']:.3g}" if row["seconds"] < 100 else f"{row['seconds']:,.0f}",
-        "–" if row["ratio"] is None else ratio_text(row["ratio"]),
+        number(row["seconds"]),
+        number(apart) if apart > 1e-4 else "–",
+        "–" if row.get("ratio") is None else f"{number(row['ratio'])}×",
         "–" if peak is None else f"{peak:,.0f}",
-        "–" if off is None else f"{off:.1e}",
-        limits,
-        " / ".join(verdict(b) for b in bars) or "–",
-        "; ".join(filter(None, [row["note"], disturbed])),
+        "–" if off is None else f"{off:.0e}",
+        "; ".join(filter(None, [row["note"], beside, disturbed])),
     ]
 
 
-def ratio_text(ratio: float) -> str:
-    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def verdict(bar: dict[str, Any]) -> str:
-    if bar["met"] is None:
-        return "–"
-    return f"{'met' if bar['met'] else 'MISSED'} ({ratio_text(bar['ratio'])})"
+def bar_cells(bar: Bar) -> list[str]:
+    figure = "–" if bar.figure is None else number(bar.figure)
+    return [bar.what, bar.asked, figure, bar.verdict, bar.against]
 
 
-def text(results: dict[str, Any]) -> str:
-    """All works in one plain table."""
-    tables = {w["title"]: [numbers(row) for row in w["rows"]] for w in results["works"].values()}
-    cells = [HEAD, *(row for rows in tables.values() for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [heading(results), "", joined(HEAD, widths)]
-    for title, rows in tables.items():
-        lines += ["", title, *(joined(row, widths) for row in rows)]
-    return "\n".join(lines)
+def text(results: dict[str, Any], works: list[str]) -> str:
+    """The works that were run in one plain table, and the bars that they decide."""
+    tables = {results["works"][name]["title"]: results["works"][name]["rows"] for name in works}
+    made = {title: [shortened(cells(row)) for row in rows] for title, rows in tables.items()}
+    lines = [heading(results), "", *aligned(HEAD, made)]
+    decided = [bar_cells(bar) for bar in bars(results) if bar.figure is not None]
+    return "\n".join(lines + (["", *aligned(BAR_HEAD, {"": decided})] if decided else []))
 
 
-def joined(cells: list[str], widths: list[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+def shortened(row: list[str], width: int = 60) -> list[str]:
+    return [cell if len(cell) <= width else cell[: width - 1] + "…" for cell in row]
+
+
+def aligned(head: list[str], tables: dict[str, list[list[str]]]) -> list[str]:
+    rows = [head, *(row for table in tables.values() for row in table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [joined(head, widths)]
+    for title, table in tables.items():
+        lines += ["", title] if title else []
+        lines += [joined(row, widths) for row in table]
+    return lines
+
+
+def joined(row: list[str], widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def heading(results: dict[str, Any]) -> str:
     m = results["machine"]
+    device = f"{results['gpu']}; " if results.get("gpu") else ""
+    peers = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
-        f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}; torch {results['torch']} with 2 threads, "
-        f"laplace-torch {results['laplace_torch']}"
+        f"{results['date']}. {device}{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}; "
+        f"torch {results['torch']}, threads: {results['threads']}; whence {results['whence']}; {peers}"
     )
 
 
-INTRODUCTION = """\
-Every contender runs in a process of its own, on the same random data (batches of 512, 10 classes, default
-initialisation). Seconds are the median of up to five repeats after a first one; what takes more than 5 s is measured
-once. Peak memory is above the level with model and data loaded (for predictions, with the fitted posterior as well).
-The ratio is over the first row of each work, in the same run. Differences are ‖theirs − ours‖ / ‖ours‖ of what is
-named below each table. Bars are on ratios: "time ≥ 20×" beside laplace-torch asks that it takes at least 20 times our
-seconds; "≤" bars are on rows of our own. A measurement during which other programs took more than a fifth of the
-machine is repeated, and marked if they still did."""
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """The same as Markdown, one table for each work."""
-    lines = ["# whence beside laplace-torch, CPU", "", f"{heading(results)}.", "", INTRODUCTION]
+def markdown(results: dict[str, Any], level: str = "##") -> str:
+    """Bars, then one table for each work."""
+    name = {"cpu": "CPU", "cuda": "GPU"}[results["device"]]
+    lines = [f"{level} {name}", "", f"{heading(results)}.", "", f"{level}# Bars, {name}", ""]
+    lines += [line(BAR_HEAD), line(["---"] * len(BAR_HEAD)), *(line(bar_cells(bar)) for bar in bars(results))]
     for work in results["works"].values():
-        lines += ["", f"## {work['title']}", "", row_line(HEAD), row_line(["---"] * len(HEAD))]
-        lines += [row_line(numbers(row)) for row in work["rows"]]
-        if work["difference"]:
-            lines += ["", f"Difference: {work['difference']}."]
+        base = {"epoch": "a training epoch", "forward": "a forward pass"}[work["base"]]
+        head = [f"ratio to {base}" if cell == "ratio" else cell for cell in HEAD]
+        lines += ["", f"{level}# {work['title']}", "", line(head), line(["---"] * len(HEAD))]
+        lines += [line(cells(row)) for row in work["rows"]]
     return "\n".join(lines) + "\n"
 
 
-def row_line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def line(row: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def saved() -> dict[str, Any]:
+def saved(folder: Path, device: str) -> dict[str, Any]:
     """What an earlier run left."""
-    path = RESULTS / f"{NAME}.json"
+    path = folder / f"{device}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def save(results: dict[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{NAME}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    (RESULTS / f"{NAME}.md").write_text(markdown(results))
+def save(results: dict[str, Any], folder: Path) -> None:
+    """JSON and Markdown; written aside first, so that a run that is cut leaves whole files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = results | {"bars": [bar.to_dict() for bar in bars(results)]}
+    _write(folder / f"{results['device']}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    title = "# whence beside its peers\n\nSee [docs/benchmarks.md](../../docs/benchmarks.md) for what is measured.\n\n"
+    _write(folder / f"{results['device']}.md", title + markdown(results))
+
+
+def _write(path: Path, content: str) -> None:
+    aside = path.with_suffix(path.suffix + ".part")
+    aside.write_text(content)
+    os.replace(aside, path)
+
+
+BEGIN, END = "<!-- {} begin -->", "<!-- {} end -->"
+
+
+def fill_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Put the saved tables between the markers of the page."""
+    from benchmarks import profile
+
+    content = page.read_text()
+    for device in DEVICES:
+        results, profiled = saved(folder, device), saved(folder, f"profile_{device}")
+        if results:
+            content = between(content, device, markdown(results))
+        if profiled:
+            content = between(content, f"profile_{device}", profile.markdown(profiled))
+    _write(page, content)
+
+
+def between(content: str, device: str, filling: str) -> str:
+    begin, end = BEGIN.format(device), END.format(device)
+    head, _, rest = content.partition(begin)
+    _, found, tail = rest.partition(end)
+    if not found:
+        raise SystemExit(f"the page has no place for {device}: {begin} … {end}")
+    return f"{head}{begin}\n{filling}{end}{tail}"

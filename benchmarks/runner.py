@@ -5,135 +5,167 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import subprocess
 import time
-from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import BENCH, ROOT
+from benchmarks.compared import difference
+from benchmarks.environment import ROOT
 from benchmarks.machine import wait_until_quiet
 from benchmarks.works import Contender, Work
 
-TIMEOUT = 300  # seconds for one contender, with its fit where it predicts
 DISTURBED = 0.2  # share of the machine that others may take before a measurement is repeated
-ATTEMPTS, AGAIN = 3, 150.0  # how often at most, and up to how many seconds of it
-PATIENCE = 480.0  # seconds of the whole run after which nothing is repeated
-QUIET = 20.0  # seconds that a measurement waits for other programs at most
-IMPORTS = 5
+ATTEMPTS, AGAIN = 3, 20.0  # how often at most, and up to how many seconds of it
+QUIET = 15.0  # seconds that a measurement waits for other programs at most
+PATIENCE = 300.0  # seconds of a run that may go into waiting and repeating
 
 
-def run(work: Work, python: Path, start: float) -> dict[str, Any]:
-    """All contenders of a work as rows."""
-    print(f"\n{work.title}", flush=True)
-    if any(c.job == "import" for c in work.contenders):
-        answers = run_imports(work, python)
-    else:
-        answers = [run_contender(work, c, python, start) for c in work.contenders]
-    rows = [row(c, a, answers[0], work.contenders[0]) for c, a in zip(work.contenders, answers, strict=True)]
-    for contender, entry, answer in zip(work.contenders, rows, answers, strict=True):
-        if contender.compare and contender is not work.contenders[work.ours] and "error" not in answer:
-            entry["difference"] = difference(output(work, contender), output(work, work.contenders[work.ours]))
-    return {"title": work.title, "difference": work.difference, "rows": rows}
+class Workers:
+    """A process that forks contenders, started again should it die; or ``fresh`` interpreters."""
+
+    def __init__(self, python: Path, peers: Path | None, threads: int = 2, fresh: bool = False) -> None:
+        self.command, self.fresh = [str(python), "-m", "benchmarks.worker"], fresh
+        paths = [str(ROOT), str(ROOT / "src"), *([str(peers.absolute())] if peers else [])]
+        old = os.environ.get("PYTHONPATH")
+        self.environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONWARNINGS": "ignore",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a device does not start it before a fork
+            "PYTHONPATH": os.pathsep.join(paths + ([old] if old else [])),
+        }
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request, one answer."""
+        errors = None if os.environ.get("BENCH_TRACE") else subprocess.DEVNULL
+        if self.fresh:
+            return self._one(request, errors)
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env=self.environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": "the process that starts contenders ended"}
+
+    def _one(self, request: dict[str, Any], errors: int | None) -> dict[str, Any]:
+        command, limit = [*self.command, json.dumps(request)], request["limit"]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=errors, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"no result within {limit:g} s"}
+        if done.returncode:
+            return {"error": f"the process ended with status {done.returncode}"}
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
 
 
-def run_contender(work: Work, contender: Contender, python: Path, start: float) -> dict[str, Any]:
-    """The least disturbed of a few attempts; ``start`` is that of the whole run."""
-    best: dict[str, Any] = {}
-    for _ in range(ATTEMPTS):
-        wait_until_quiet(QUIET)
-        began = time.perf_counter()
-        answer = ask(contender, python, output(work, contender))
-        if not best or answer.get("others", math.inf) < best.get("others", math.inf):
-            best = answer
-        calm = "error" in answer or answer["others"] < DISTURBED
-        now = time.perf_counter()
-        if calm or now - began > AGAIN or now - start > PATIENCE:
-            break
-    said = best.get("error") or f"{best['seconds']:.3f} s, others {best['others']:.0%}"
-    print(f"  {contender.name}: {said}", flush=True)
-    return best
+class Run:
+    """A run over works; rows are saved as they come, and those that are there already can be kept."""
+
+    def __init__(self, workers: Workers, results: dict[str, Any], save: Callable[[], None], quiet: bool) -> None:
+        self.workers, self.results, self.save, self.quiet = workers, results, save, quiet
+        self.start, self.waited = time.perf_counter(), 0.0
+
+    def work(self, work: Work, resume: bool, deadline: float) -> bool:
+        """All contenders of a work; False if the time ran out before the last one."""
+        print(f"\n{work.title}", flush=True)
+        found = self.results["works"].get(work.name, {})
+        kept = {row["contender"]: row for row in found.get("rows", [])} if resume else {}
+        rows: list[dict[str, Any]] = []
+        complete = True
+        for contender in work.contenders:
+            if contender.name in kept:
+                rows.append(kept[contender.name])
+                continue
+            if time.perf_counter() > deadline:
+                complete = False
+                continue
+            rows.append(row(contender, self.contender(work, contender)))
+            self._keep(work, rows)
+        self._keep(work, rows)
+        return complete
+
+    def _keep(self, work: Work, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            entry = {"title": work.title, "base": work.base, "rows": finished(rows)}
+            self.results["works"][work.name] = entry
+            self.save()
+
+    def contender(self, work: Work, contender: Contender) -> dict[str, Any]:
+        """The least disturbed of a few attempts."""
+        best: dict[str, Any] = {}
+        for attempt in range(ATTEMPTS):
+            began = time.perf_counter()
+            patient = self.quiet and self.waited < PATIENCE
+            if patient:
+                wait_until_quiet(QUIET)
+            waited = time.perf_counter() - began
+            answer = self.workers.ask(request(work, contender))
+            took = time.perf_counter() - began
+            self.waited += took if attempt else waited
+            if not best or answer.get("others", math.inf) < best.get("others", math.inf):
+                best = answer
+            if not patient or took > AGAIN or "error" in answer or answer["others"] < DISTURBED:
+                break
+        said = best.get("error") or f"{best['seconds']:.3g} s (others {best['others']:.0%})"
+        print(f"  {contender.name}: {said}", flush=True)
+        return best
 
 
-def output(work: Work, contender: Contender) -> Path:
-    """Where a contender leaves what is compared."""
-    return BENCH / "out" / f"{work.name}-{work.contenders.index(contender)}.bin"
+def request(work: Work, contender: Contender) -> dict[str, Any]:
+    return {
+        "job": contender.job,
+        "options": contender.options,
+        "task": work.task | contender.task,
+        "base": work.base,
+        "limit": work.limit,
+        "compare": contender.compare,
+        "hand_back": contender.hand_back,
+    }
 
 
-def ask(contender: Contender, python: Path, path: Path) -> dict[str, Any]:
-    """One process, one answer."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    request = {"job": contender.job, "options": contender.options, "output": str(path) if contender.compare else None}
-    command = [str(python), "-m", "benchmarks.worker", json.dumps(request)]
-    try:
-        env = environment(contender)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, env=env)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no result within {TIMEOUT} s"}
-    if done.returncode:
-        return {"error": f"the process ended with {done.returncode}"}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+KEPT = ("base", "runs", "first", "peak_mb", "others", "beside", "summary", "torch", "gpu")
 
 
-def environment(contender: Contender) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"} | contender.variables
-
-
-def run_imports(work: Work, python: Path) -> list[dict[str, Any]]:
-    """Fresh interpreters in turn, after one each that fills the caches."""
-    seconds: dict[str, list[float]] = {c.name: [] for c in work.contenders}
-    wait_until_quiet(QUIET)
-    for turn in range(IMPORTS + 1):
-        for c in work.contenders:
-            start = time.perf_counter()
-            subprocess.run([str(python), "-c", f"import {c.options['module']}"], cwd=BENCH, check=True)
-            if turn:
-                seconds[c.name].append(time.perf_counter() - start)
-    return [{"seconds": statistics.median(runs), "runs": runs} for runs in seconds.values()]
-
-
-def row(contender: Contender, answer: dict[str, Any], first: dict[str, Any], reference: Contender) -> dict[str, Any]:
-    """A row of the table: numbers, ratios to the reference, and bars with what became of them."""
+def row(contender: Contender, answer: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of an answer."""
     entry: dict[str, Any] = {"contender": contender.name, "note": contender.note}
     if "error" in answer:
-        return entry | {"error": answer["error"], "bars": [{"bar": b.text(), "met": None} for b in contender.bars]}
-    entry |= {k: answer[k] for k in ("runs", "first", "peak_mb", "others", "torch") if k in answer}
-    entry["seconds"] = counted(contender, answer)
-    if contender.part is not None:
-        rest = answer["seconds"] - answer["details"][contender.part]
-        entry["note"] = "; ".join(filter(None, [f"decompositions and the rest: {rest:.2f} s more", contender.note]))
-    elif "curvature" in answer.get("details", {}):
-        entry["note"] = f"of which curvature {answer['details']['curvature']:.3g} s"
-    base = {} if "error" in first else {"seconds": counted(reference, first), "peak_mb": first.get("peak_mb")}
-    ratios = {k: entry[k] / base[k] for k in ("seconds", "peak_mb") if base.get(k) and entry.get(k) is not None}
-    bars = []
-    for bar in contender.bars:
-        ratio = ratios.get(bar.quantity)
-        bars.append({"bar": bar.text(), "ratio": ratio, "met": None if ratio is None else bar.met(ratio)})
-    return entry | {"ratio": ratios.get("seconds"), "memory_ratio": ratios.get("peak_mb"), "bars": bars}
+        return entry | {"error": answer["error"]}
+    entry |= {key: answer[key] for key in KEPT if answer.get(key) is not None}
+    entry |= {"seconds": answer["seconds"] * contender.scale, "decomposition": answer["decomposition"]}
+    return entry | {"scale": contender.scale}
 
 
-def counted(contender: Contender, answer: dict[str, Any]) -> float:
-    """The seconds that enter the table."""
-    seconds = answer["seconds"] if contender.part is None else answer["details"][contender.part]
-    return seconds * contender.scale
+def finished(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their ratios to the plain network, and their differences from the first one.
 
-
-def difference(theirs: Path, ours: Path) -> float | None:
-    """‖theirs − ours‖ / ‖ours‖, or None where one of them left nothing."""
-    if not (theirs.exists() and ours.exists()):
-        return None
-    a, b = read(theirs), read(ours)
-    if len(a) != len(b):
-        return None
-    off = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
-    return off / max(math.sqrt(sum(y * y for y in b)), 1e-300)
-
-
-def read(path: Path) -> array[float]:
-    values: array[float] = array("d")
-    with path.open("rb") as file:
-        values.fromfile(file, path.stat().st_size // values.itemsize)
-    return values
+    What was measured on a part of the work is held against the plain network of the first row.
+    """
+    first = rows[0]
+    done = []
+    for entry in rows:
+        if "error" in entry:
+            done.append(entry)
+            continue
+        base = entry["base"] if entry["scale"] == 1 else first.get("base")
+        off = None if entry is first else difference(entry.get("summary"), first.get("summary"))
+        done.append(entry | {"ratio": entry["seconds"] / base if base else None, "difference": off})
+    return done

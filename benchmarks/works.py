@@ -1,27 +1,19 @@
-"""What is measured, who takes part, and the bars that whence has set itself."""
+"""What is measured, and who takes part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-Quantity = Literal["seconds", "peak_mb"]
+from benchmarks.networks import NETWORKS
+from benchmarks.sizes import Size, Sizes
 
-
-@dataclass(frozen=True)
-class Bar:
-    """A limit on this contender's quantity over that of the work's reference."""
-
-    limit: float
-    at_least: bool
-    quantity: Quantity = "seconds"
-
-    def text(self) -> str:
-        what = "time" if self.quantity == "seconds" else "memory"
-        return f"{what} {'≥' if self.at_least else '≤'} {self.limit:g}×"
-
-    def met(self, ratio: float) -> bool:
-        return ratio >= self.limit if self.at_least else ratio <= self.limit
+OURS = "whence"
+DRAWN = "its own draw of labels"
+FROZEN = "without normalisation and attention weights"
+CURVATURE = "curvature only"
+BACKENDS = {"curvlinops": "curvlinops (default)", "backpack": "BackPACK", "asdl": "ASDL"}
 
 
 @dataclass(frozen=True)
@@ -31,197 +23,264 @@ class Contender:
     name: str
     job: str
     options: dict[str, Any] = field(default_factory=dict)
-    bars: tuple[Bar, ...] = ()
-    part: str | None = None  # the part of the job whose seconds count, if not all
-    scale: float = 1.0  # what seconds are multiplied by, where only a part of the work was done
     note: str = ""
+    task: dict[str, Any] = field(default_factory=dict)  # where it departs from the work's own
+    scale: float = 1.0  # what seconds are multiplied by, where only a part of the work is done
     compare: bool = True
-    variables: dict[str, str] = field(default_factory=dict)  # of its environment
+    hand_back: bool = False
 
 
 @dataclass(frozen=True)
 class Work:
-    """Contenders on the same work. Ratios are over the first one; differences are from ``ours``."""
+    """Contenders on the same work. Ratios are to the plain network: an epoch, or a forward pass."""
 
-    name: str
+    name: str  # network:kind
     title: str
+    base: str
+    task: dict[str, Any]
     contenders: tuple[Contender, ...]
-    ours: int = 0
-    difference: str = ""
+    limit: float = 120.0
+
+    @property
+    def network(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[2]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much work."""
-
-    diag: int = 64
-    kron: int = 2048
-    predict: int = 1024
-    more: tuple[int, ...] = (4096, 16384)
-    fitted: int = 512
-    epoch: int = 10240
-    mlp_share: int = 64
+KINDS = {
+    "mlp": "kron-ggn kron-mc kron-empirical diag-ggn diag-mc diag-empirical last-kron-ggn predict sampled tune",
+    "lenet": "kron-ggn kron-mc kron-empirical diag-ggn diag-mc diag-empirical last-kron-ggn last-diag-ggn "
+    "last-full-ggn predict sampled tune",
+    "vgg": "kron-ggn kron-mc kron-empirical diag-ggn diag-empirical last-kron-ggn predict sampled decomposition",
+    "wrn": "kron-ggn kron-mc kron-empirical diag-empirical last-kron-ggn predict sampled",
+    "transformer": "kron-ggn kron-mc kron-empirical diag-empirical last-kron-ggn predict sampled",
+    "head": "last-kron-ggn last-kron-mc last-diag-ggn last-predict",
+}
 
 
-QUICK = Sizes(diag=16, kron=512, predict=64, more=(256,), fitted=64, epoch=1024, mlp_share=8)
+def works(sizes: Sizes, device: str) -> list[Work]:
+    """Everything, network by network."""
+    found: list[Work] = []
+    for name, kinds in KINDS.items():
+        found += [_work(name, kind, sizes, device) for kind in kinds.split()]
+    return [*found, *_variational(sizes, device), *_growth(sizes, device)]
 
 
-def works(sizes: Sizes) -> list[Work]:
-    return [
-        lenet_diag(sizes),
-        lenet_kron(sizes),
-        lenet_predict(sizes),
-        lenet_memory(sizes),
-        mlp_kron(sizes),
-        mlp_predict(sizes),
-        imports(),
-    ]
+def _work(net: str, kind: str, sizes: Sizes, device: str) -> Work:
+    size = sizes.networks[net]
+    task = {"net": net, "device": device, "batch": size.batch, "fit_size": size.fitted, "width": size.width}
+    if size.placeholder and kind != "decomposition":
+        task["placeholder"] = True
+    title = NETWORKS[net].title
+    if kind in ("predict", "last-predict"):
+        rows = tuple(_predictions(net, size, last=kind == "last-predict"))
+        title += f": linearised prediction of {size.predict:,} inputs{', last layer' if kind != 'predict' else ''}"
+        return Work(f"{net}:{kind}", title, "forward", task | {"size": size.predict}, rows, sizes.limit)
+    if kind == "sampled":
+        rows = tuple(_sampled(net, sizes.draws, min(size.draws, sizes.draws)))
+        count = size.sampled or size.predict
+        title += f": {sizes.draws} sampled predictions of {count:,} inputs"
+        return Work(f"{net}:{kind}", title, "forward", task | {"size": count}, rows, sizes.limit)
+    if kind == "tune":
+        title += f": {sizes.values} prior precisions on {size.tune:,} validation inputs, linearised"
+        rows = tuple(_tunings(size, sizes.values))
+        return Work(f"{net}:{kind}", title, "forward", task | {"size": size.tune}, rows, sizes.limit)
+    if kind == "decomposition":
+        title += ": a sampled Kronecker fit with its eigendecompositions, which the other fits here leave out"
+        options = {"structure": "kron", "curvature": "mc"}
+        own = (Contender(OURS, "whence:fit", options), _laplace_fit(net, "kron", "mc", "backpack", "all"))
+        return Work(f"{net}:{kind}", title, "epoch", task | {"size": size.fit}, own, sizes.decomposition_limit)
+    return _fit(net, kind, size, task, title, sizes.limit)
 
 
-def lenet_diag(sizes: Sizes) -> Work:
-    options = {"net": "lenet", "structure": "diag", "size": sizes.diag}
-    return Work(
-        "lenet-diag",
-        f"LeNet-5: fit of the exact diagonal, {sizes.diag:,} examples",
-        (
-            Contender("whence", "whence_fit", options),
-            Contender("laplace-torch", "laplace_fit", options, (Bar(20, True),), note="default backend"),
-        ),
-        difference="the diagonal",
+WORDS = {"ggn": "exact", "mc": "sampled", "empirical": "empirical", "kron": "Kronecker", "diag": "diagonal"}
+
+
+def _fit(net: str, kind: str, size: Size, task: dict[str, Any], title: str, limit: float) -> Work:
+    last = kind.startswith("last-")
+    structure, curvature = kind.removeprefix("last-").split("-")
+    count = size.fit
+    if size.exact is not None and curvature == "ggn" and not last:
+        count = size.exact
+        task = task | {"batch": min(size.batch, count)}
+    what = f"{WORDS[curvature]} {WORDS.get(structure, structure)} fit{' of the last layer' if last else ''}"
+    options: dict[str, Any] = {"structure": structure, "curvature": curvature} | ({"layers": "last"} if last else {})
+    peers = list(_peers(net, structure, curvature, last, size, count))
+    part = next((p for p in peers if "share" in p.options), None)
+    if part is not None:
+        options["share"] = [part.task["size"], part.task["batch"]]
+    rows = [Contender(OURS, "whence:fit", options), *peers]
+    full = f"{title}: {what}, {count:,} examples"
+    return Work(f"{net}:{kind}", full, "epoch", task | {"size": count}, tuple(rows), limit)
+
+
+def _peers(net: str, structure: str, curvature: str, last: bool, size: Size, count: int) -> Iterator[Contender]:
+    subset = "last_layer" if last else "all"
+    for backend in BACKENDS:
+        if backend == "backpack" and (structure, curvature) == ("kron", "empirical"):
+            continue  # it has none
+        if structure == "full" and backend != "curvlinops":
+            continue  # all of them multiply the same Jacobians
+        row = _laplace_fit(net, structure, curvature, backend, subset)
+        if size.dear is not None and (structure, curvature) == ("kron", "ggn"):
+            row = _shared(row, size.dear, count)
+        elif _keeps_jacobian(structure, curvature, backend, last, net):
+            row = _shared(row, size.slow, count)
+        yield row
+    if last or structure == "full":
+        return
+    draw = DRAWN if curvature == "mc" else ""
+    if (structure, curvature) != ("kron", "empirical"):
+        note = "; ".join(filter(None, [CURVATURE, _frozen(net), draw]))
+        yield Contender("BackPACK", "backpack:backpack", {"structure": structure, "curvature": curvature}, note)
+    if structure == "kron":
+        note = "; ".join(filter(None, [CURVATURE, _frozen(net), draw]))
+        yield Contender("curvlinops", "curvlinops:curvlinops", {"curvature": curvature}, note)
+    if structure == "diag" and curvature != "mc":
+        yield _shared(Contender("posteriors", "posteriors:posteriors", {"curvature": curvature}), size.slow, count)
+
+
+def _keeps_jacobian(structure: str, curvature: str, backend: str, last: bool, net: str) -> bool:
+    """Whether a backend keeps every output's gradient for every example of a batch."""
+    if structure == "full":
+        return False
+    if last:
+        return structure == "diag" and net == "head"
+    return structure == "diag" and backend == "curvlinops" and curvature != "empirical"
+
+
+def _shared(row: Contender, part: tuple[int, int], count: int) -> Contender:
+    """The same on a part of the examples, in batches of another size, with its seconds scaled."""
+    examples, batch = min(part[0], count), part[1]
+    said = f"{examples} of the examples measured, in batches of {batch}"
+    return replace(
+        row,
+        options=row.options | {"share": True},
+        note="; ".join(filter(None, [said, row.note])),
+        task={"size": examples, "batch": batch},
+        scale=count / examples,
     )
 
 
-PRODUCT = "G ⊗ A of the smallest layer's weight"
+def _frozen(net: str) -> str:
+    return "" if NETWORKS[net].known else FROZEN
 
 
-def lenet_kron(sizes: Sizes) -> Work:
-    options = {"net": "lenet", "structure": "kron", "size": sizes.kron}
-    return Work(
-        "lenet-kron",
-        f"LeNet-5: fit of exact Kronecker factors, {sizes.kron:,} examples",
-        (
-            Contender("whence", "whence_fit", options),
-            Contender("laplace-torch", "laplace_fit", options, (Bar(2, True),), note="default backend"),
-        ),
-        difference=PRODUCT,
-    )
+def _laplace_fit(net: str, structure: str, curvature: str, backend: str, subset: str) -> Contender:
+    options = {"structure": structure, "curvature": curvature, "backend": backend, "subset": subset}
+    left_out = _frozen(net) if subset == "all" else ""
+    note = "; ".join(filter(None, [left_out, DRAWN if curvature == "mc" else ""]))
+    return Contender(f"laplace-torch, {BACKENDS[backend]}", "laplace:fit", options, note)
 
 
-COVARIANCE = (
-    "covariance of the outputs on a small problem without biases (laplace-torch gives biases a block of their own)"
-)
-THEIR_LINK = "default link, probit"
-OUR_LINK = "the same link, probit"
-GROWTH = (Bar(1.25, False, "peak_mb"),)
+def _predictions(net: str, size: Size, last: bool) -> Iterator[Contender]:
+    layers = {"curvature": "mc"} | ({"layers": "last"} if last else {})  # how it was fitted changes no time here
+    agree = NETWORKS[net].known and not size.placeholder and size.share > 1  # one more input would be too dear
+    yield Contender(OURS, "whence:predict", layers, "probit link, as laplace-torch's", compare=agree)
+    yield Contender("whence, Monte Carlo link", "whence:predict", layers | {"link": "mc"}, "its default", compare=False)
+    subset = {"curvature": "mc"} | ({"subset": "last_layer"} if last else {})
+    for backend, label in BACKENDS.items():
+        for piece in size.pieces if backend == "curvlinops" else size.pieces[-1:]:
+            share = min(size.predict, max(size.share, piece))
+            part = f"{share} of the inputs measured" if share < size.predict else ""
+            yield Contender(
+                f"laplace-torch, {label}, batches of {piece}",
+                "laplace:predict",
+                {"backend": backend, "piece": piece} | subset,
+                "; ".join(filter(None, [part, _frozen(net)])),
+                {"size": share},
+                size.predict / share,
+                compare=agree and piece == size.pieces[-1],
+            )
 
 
-def lenet_predict(sizes: Sizes) -> Work:
-    options = {"net": "lenet", "fit_size": sizes.fitted, "size": sizes.predict}
-    bars = (Bar(150, True), Bar(10, True, "peak_mb"))
-    ours = [
-        Contender("whence", "whence_predict", options | {"link": "probit"}, note=OUR_LINK),
-        Contender("whence, Monte Carlo link", "whence_predict", options, note="its default, 256 points", compare=False),
+def _sampled(net: str, draws: int, measured: int) -> Iterator[Contender]:
+    part = f"{measured} of the draws measured" if measured < draws else ""
+    rows = [
+        (OURS, "whence:sampled", {}, ""),
+        ("laplace-torch", "laplace:sampled", {}, _frozen(net)),
+        ("whence, diagonal", "whence:sampled", {"structure": "diag"}, "beside posteriors"),
+        ("posteriors", "posteriors:posteriors_sampled", {}, "diagonal posterior"),
     ]
-    ours += [
-        Contender(
-            f"whence, {size:,} inputs",
-            "whence_predict",
-            options | {"size": size, "link": "probit"},
-            GROWTH,
+    for name, job, options, note in rows:
+        said = "; ".join(filter(None, [part, note]))
+        yield Contender(name, job, options | {"draws": measured}, said, scale=draws / measured, compare=False)
+
+
+def _tunings(size: Size, values: int) -> Iterator[Contender]:
+    yield Contender(OURS, "whence:tune", {"values": values}, compare=False)
+    yield Contender("whence, tune()", "whence:tune_default", {}, "its own choice of values", compare=False)
+    piece = size.pieces[-1]
+    share = min(size.tune, max(size.share, piece))
+    for backend in BACKENDS:
+        yield Contender(
+            f"laplace-torch, {BACKENDS[backend]}",
+            "laplace:tune",
+            {"values": size.values, "backend": backend, "piece": piece},
+            f"{size.values} of the values on {share} of the inputs measured",
+            {"size": share},
+            values / size.values * size.tune / share,
             compare=False,
         )
-        for size in sizes.more
-    ]
-    theirs = [
-        Contender(
-            f"laplace-torch, batches of {batch:,}",
-            "laplace_predict",
-            options | {"batch": batch},
-            bars,
-            note=THEIR_LINK,
-            compare=batch == 16,
+
+
+VARIATIONAL = [
+    ("whence, local", "whence", {"estimator": "local"}, ""),
+    ("whence, flipout", "whence", {"estimator": "flipout"}, ""),
+    ("bayesian-torch, reparameterisation", "bayesian_torch", {}, ""),
+    ("bayesian-torch, flipout", "bayesian_torch", {"kind": "Flipout"}, ""),
+    ("BLiTZ", "blitz", {}, ""),
+    ("posteriors", "posteriors", {}, "with a step of gradient descent"),
+]
+
+
+def _variational(sizes: Sizes, device: str) -> Iterator[Work]:
+    for net in ("mlp", "lenet"):
+        size = sizes.networks[net]
+        task = {"net": net, "device": device, "batch": min(128, size.batch), "fit_size": size.fitted}
+        task["width"] = size.width
+        rows = tuple(
+            Contender(name, "variational:epoch", {"library": library} | options, note, compare=False)
+            for name, library, options, note in VARIATIONAL
         )
-        for batch in (sizes.predict, 64, 16)
-        if batch < sizes.predict or batch > 64
-    ]
-    title = f"LeNet-5: linearised prediction of {sizes.predict:,} inputs"
-    return Work("lenet-predict", title, (*ours, *theirs), difference=COVARIANCE)
-
-
-def lenet_memory(sizes: Sizes) -> Work:
-    """The same predictions where the C library hands freed memory back at once, so that tensors alone count."""
-    variables = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    rows = tuple(
-        Contender(
-            f"whence, {size:,} inputs",
-            "whence_predict",
-            {"net": "lenet", "fit_size": sizes.fitted, "size": size},
-            GROWTH if size > sizes.predict else (),
-            compare=False,
-            variables=variables,
+        title = f"{NETWORKS[net].title}: an epoch of Bayes by Backprop, {sizes.variational:,} examples, batches of 128"
+        yield Work(f"{net}:variational", title, "epoch", task | {"size": sizes.variational}, rows, sizes.limit)
+        rows = tuple(
+            Contender(name.partition(",")[0], "variational:predict", {"library": library, "draws": sizes.draws})
+            for name, library, options, _ in VARIATIONAL
+            if library != "posteriors" and options in ({}, {"estimator": "local"})
         )
-        for size in (sizes.predict, *sizes.more)
-    )
-    title = "LeNet-5: memory of the linearised prediction, with freed memory handed back at once (slower)"
-    return Work("lenet-memory", title, rows)
+        task = task | {"size": size.predict, "batch": size.batch}
+        title = f"{NETWORKS[net].title}: {sizes.draws} draws of a variational posterior, {size.predict:,} inputs"
+        yield Work(f"{net}:variational-predict", title, "forward", task, rows, sizes.limit)
 
 
-def mlp_kron(sizes: Sizes) -> Work:
-    options = {"net": "mlp", "structure": "kron", "size": sizes.epoch}
-    return Work(
-        "mlp-kron",
-        f"784-1024-1024-10: Kronecker factors beside a training epoch, {sizes.epoch:,} examples",
-        (
-            Contender("one training epoch", "training_epoch", {"net": "mlp", "size": sizes.epoch}, compare=False),
-            Contender("whence, exact factors", "whence_fit", options, (Bar(7.5, False),), part="curvature"),
-            Contender(
-                "whence, sampled factors",
-                "whence_fit",
-                options | {"curvature": "mc"},
-                (Bar(2, False),),
-                part="curvature",
-                note="its difference is that of one draw for each example",
-            ),
-            Contender("laplace-torch, exact", "laplace_fit", options, note="default backend, with decompositions"),
-        ),
-        ours=1,
-        difference=PRODUCT,
-    )
-
-
-def mlp_predict(sizes: Sizes) -> Work:
-    options = {"net": "mlp", "fit_size": sizes.fitted, "size": sizes.predict}
-    share = sizes.predict / sizes.mlp_share
-    bars = (Bar(500, True),)
-    batch = min(16, sizes.mlp_share)
-    whole = Contender(
-        f"laplace-torch, batches of {sizes.predict:,}",
-        "laplace_predict",
-        options | {"batch": sizes.predict},
-        bars,
-        note=THEIR_LINK,
-        compare=False,
-    )
-    part = Contender(
-        f"laplace-torch, batches of {batch}",
-        "laplace_predict",
-        options | {"size": sizes.mlp_share, "batch": batch},
-        bars,
-        scale=share,
-        note=f"{THEIR_LINK}; {sizes.mlp_share} inputs measured, seconds times {share:g}",
-    )
-    theirs = (whole, part) if sizes.predict > 64 else (part,)
-    ours = Contender("whence", "whence_predict", options | {"link": "probit"}, note=OUR_LINK)
-    title = f"784-1024-1024-10: linearised prediction of {sizes.predict:,} inputs"
-    return Work("mlp-predict", title, (ours, *theirs), difference=COVARIANCE)
-
-
-def imports() -> Work:
-    return Work(
-        "import",
-        "Import in a fresh interpreter, median of 5",
-        (
-            Contender("import torch", "import", {"module": "torch"}, compare=False),
-            Contender("import whence", "import", {"module": "whence"}, (Bar(1.5, False),), compare=False),
-        ),
-    )
+def _growth(sizes: Sizes, device: str) -> Iterator[Work]:
+    """How cost grows with the data, with depth, and with the inputs of a prediction; whence alone."""
+    task = {"net": "mlp", "device": device, "batch": 256, "size": sizes.growth}
+    task["width"] = min(512, sizes.networks["mlp"].width)
+    for curvature in ("ggn", "mc"):
+        options = {"structure": "kron", "curvature": curvature}
+        rows = [
+            Contender(f"{n:,} examples", "whence:fit", options, task={"size": n}, compare=False, hand_back=True)
+            for n in (sizes.growth, 4 * sizes.growth)
+        ]
+        title = f"784-512-512-10: {WORDS[curvature]} Kronecker fit against the number of examples"
+        yield Work(f"mlp:growth-data-{curvature}", title, "epoch", task, tuple(rows), sizes.limit)
+        rows = [
+            Contender(f"{depth} hidden layers", "whence:fit", options, task={"hidden": depth}, compare=False)
+            for depth in (2, 4, 8)
+        ]
+        title = f"784-512-…-10: {WORDS[curvature]} Kronecker fit against depth, {sizes.growth:,} examples"
+        yield Work(f"mlp:growth-depth-{curvature}", title, "epoch", task, tuple(rows), sizes.limit)
+    size = sizes.networks["lenet"]
+    task = {"net": "lenet", "device": device, "batch": size.batch, "fit_size": size.fitted}
+    rows = [
+        Contender(f"{n:,} inputs", "whence:predict", {}, task={"size": n}, compare=False, hand_back=True)
+        for n in (size.predict, 4 * size.predict)
+    ]
+    title = "LeNet-5: linearised prediction against the number of inputs, freed memory handed back at once"
+    yield Work("lenet:growth-inputs", title, "forward", task | {"size": size.predict}, tuple(rows), sizes.limit)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from whence.posteriors.ensembles import Ensemble, LaplaceEnsemble, ensemble, fit_ensemble, laplace_ensemble
     from whence.posteriors.hmc import Hmc, hmc
     from whence.posteriors.swag import Swag, SwagCollector, swag
+    from whence.posteriors.unstructured import Unstructured
     from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
     from whence.where.compact import compact
     from whence.where.detectors import compare_detectors, detectors
@@ -62,6 +63,7 @@ __all__ = [
     "Swag",
     "SwagCollector",
     "Track",
+    "Unstructured",
     "Variational",
     "VariationalModule",
     "WeightPosterior",
@@ -106,6 +108,7 @@ _LATER = {
     "Hmc": "posteriors.hmc",
     "hmc": "posteriors.hmc",
     "swag": "posteriors.swag",
+    "Unstructured": "posteriors.unstructured",
     "ScaleMixture": "posteriors.variational",
     "Variational": "posteriors.variational",
     "VariationalModule": "posteriors.variational",

@@ -7,14 +7,16 @@ dimension of each of its tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whence.errors import BadData
+from whence.checks import check_finite as check_finite
+from whence.checks import tensors_in as tensors_in
+from whence.errors import BadData, EmptyData
 
 Inputs = Any  # Tensor | tuple[Tensor, ...] | Mapping[str, Any]; nested in any way
 
@@ -28,7 +30,9 @@ class Batch:
     inputs: Inputs
     targets: Tensor
     index: int  # of the batch in its pass
-    offset: int  # examples that came before it in its pass
+    offset: int  # number of its first example in the data
+    counted: Tensor | None = None  # which examples have a target that counts, on the CPU; None if nobody asked
+    stride: int = 1  # from one example's number to the next
 
 
 def map_tensors(fn: Callable[[Tensor], Any], value: Any) -> Any:
@@ -42,18 +46,6 @@ def map_tensors(fn: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(fn, item) for item in value)
     return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nest of tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def size_of(inputs: Inputs) -> int:
@@ -81,7 +73,8 @@ def to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None
         if t.is_inference():
             with torch.inference_mode(False):
                 t = t.clone()
-        return t.to(device, dtype) if dtype is not None and t.is_floating_point() else t.to(device)
+        wanted = dtype if dtype is not None and t.is_floating_point() else t.dtype
+        return t.to(device, wanted, non_blocking=device.type == "cuda")
 
     return map_tensors(move, value)
 
@@ -157,6 +150,7 @@ class Data:
         elif not isinstance(source, Iterable):
             raise BadData(f"{name} is a {type(source).__name__}, which is neither a loader nor a pair of tensors.")
         self.read = 0
+        self.counts: Callable[[Tensor], Tensor | None] = lambda _: None  # set to a likelihood's, to be told
 
     @property
     def one_shot(self) -> bool:
@@ -194,21 +188,53 @@ class Data:
                 yield split_batch(batch, index)
 
     def __iter__(self) -> Iterator[Batch]:
+        waiting: Batch | None = None  # for its counts, which a GPU sends while the batch before is summed
+        for batch in self._batches():
+            if waiting is not None:
+                yield _arrived(waiting)
+                waiting = None
+            if isinstance(batch.counted, _Fetched):
+                waiting = batch
+            else:
+                yield batch
+        if waiting is not None:
+            yield _arrived(waiting)
+
+    def _batches(self) -> Iterator[Batch]:
         self.read += 1
         offset = 0
         for index, (inputs, targets) in enumerate(self._raw()):
-            inputs = to_device(from_numpy(inputs), self.device, self.dtype)
-            targets = to_device(as_targets(targets, self.name, index), self.device)
+            inputs, given = from_numpy(inputs), as_targets(targets, self.name, index)
+            inputs, targets = to_device(inputs, self.device, self.dtype), to_device(given, self.device)
             check_finite(inputs, f"{self.name}: the inputs", index)
             check_finite(targets, f"{self.name}: the targets", index)
             size = size_of(inputs)
             if size == 0:
                 continue
-            yield Batch(inputs, targets, index, offset)
+            counted: Any = self.counts(given if given.device.type == "cpu" else targets)
+            if counted is not None and counted.is_cuda:
+                counted = _Fetched(counted)
+            yield Batch(inputs, targets, index, offset, counted)
             offset += size
         if offset == 0:
             again = " It was read before and may be exhausted." if self.read > 1 else ""
-            raise BadData(f"{self.name} is empty: it gave no example.{again}")
+            raise EmptyData(f"{self.name} is empty: it gave no example.{again}")
+
+
+class _Fetched:
+    """A small tensor on its way from a GPU."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self.host.copy_(tensor, non_blocking=True)
+        self.event = torch.cuda.Event()
+        self.event.record(torch.cuda.current_stream(tensor.device))
+
+
+def _arrived(batch: Batch) -> Batch:
+    assert isinstance(batch.counted, _Fetched)
+    batch.counted.event.synchronize()
+    return replace(batch, counted=batch.counted.host)
 
 
 def as_targets(targets: Any, name: str, index: int) -> Tensor:
@@ -219,23 +245,6 @@ def as_targets(targets: Any, name: str, index: int) -> Tensor:
         raise BadData(
             f"{name}: the targets of batch {index} are a {type(targets).__name__}, which is no tensor of numbers."
         ) from error
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    """By the extremes, which carry NaN and infinity; no tensor of truth values is made."""
-    low, high = torch.aminmax(tensor.detach())
-    return bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-def check_finite(value: Any, what: str, index: int) -> None:
-    """Raise if any floating-point tensor holds NaN or infinity."""
-    for tensor in tensors_in(value):
-        if tensor.is_floating_point() and tensor.numel() and not _all_finite(tensor):
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise BadData(
-                f"{what} of batch {index} hold {bad} values that are NaN or infinite "
-                f"(of {tensor.numel()}). Clean the data, or check the network for overflow."
-            )
 
 
 def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:

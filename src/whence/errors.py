@@ -18,6 +18,10 @@ class BadData(WhenceError, ValueError):
     """Data that cannot be used: not finite, empty, of the wrong shape, or read only once."""
 
 
+class EmptyData(BadData):
+    """Data that hold no example."""
+
+
 class BadOption(WhenceError, ValueError):
     """An option that is unknown, out of its bounds, or does not go with another one."""
 
@@ -46,6 +50,14 @@ class BadFile(WhenceError, ValueError):
     """A file that is missing, truncated, changed, or of something else: a posterior, a checkpoint, data."""
 
 
+class RankFailed(WhenceError, RuntimeError):
+    """Another rank of the process group failed or was lost; the message says which and why, where that is known."""
+
+
+class RanksDiffer(WhenceError, ValueError):
+    """Ranks of a process group that were given different networks, options or data where they must be the same."""
+
+
 class MissingExtra(WhenceError, ImportError):
     """An optional package that is not installed; the message says how to install it."""
 
@@ -67,6 +79,18 @@ def need(module: str, extra: str) -> Any:
         raise MissingExtra(f"this needs {package}: pip install 'whence[{extra}]'") from error
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the CPU or on a device."""
+    if isinstance(error, WhenceError):
+        return False  # refused in words
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NO_MEMORY)
+
+
 def notice(message: str) -> None:
     """Warn with a :class:`Notice` that points at the caller's line, outside whence."""
     level, frame = 1, sys._getframe(1)
@@ -76,8 +100,8 @@ def notice(message: str) -> None:
 
 
 def _inside(module: str) -> bool:
-    """Whether a frame is ours, or torch's wrapper around one of ours."""
-    return module.split(".")[0] == "whence" or module == "torch.utils._contextlib"
+    """Whether a frame is ours, or a decorator's around one of ours."""
+    return module.split(".")[0] == "whence" or module in ("torch.utils._contextlib", "contextlib")
 
 
 def one_of(value: str, allowed: Iterable[str], option: str) -> str:

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whence.batches import Inputs
 from whence.errors import BadData, UnsupportedLayer, WhenceError
+from whence.sharded import gathered, is_sharded
 
 OBJECT = "_whence_returns_object"  # on the private copy of a module
 
@@ -27,7 +29,9 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
+        self.forward_mode = True  # until an operation is met whose forward derivative is missing, or another one
         self.hash = ""  # of the weights and buffers, when the snapshot was taken
+        self.autocast: torch.dtype | None = None  # in which the forward pass computes where autocast allows
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")}
@@ -90,7 +94,8 @@ class Network:
     def __call__(self, inputs: Inputs) -> Tensor:
         args, kwargs = arguments(inputs)
         try:
-            output = self.module(*args, **kwargs)
+            with self.precision():
+                output = self.module(*args, **kwargs)
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             raise BadData(
@@ -103,7 +108,8 @@ class Network:
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
         args, kwargs = arguments(inputs)
-        output = torch.func.functional_call(self.module, dict(params), args, kwargs)
+        with self.precision():
+            output = torch.func.functional_call(self.module, dict(params), args, kwargs)
         if not isinstance(output, Tensor):
             self.returns_object = True
         return output_tensor(output)
@@ -112,8 +118,14 @@ class Network:
         """A copy on another device or in another floating-point type."""
         moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
         moved.select([n for n, p in self.params.items() if p.requires_grad])
-        moved.hash = self.hash
+        moved.hash, moved.autocast = self.hash, self.autocast
         return moved
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a forward pass. Nothing is cached: a cast weight would keep a graph that is used up."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -141,8 +153,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def copy_module(model: nn.Module) -> nn.Module:
-    """A deep copy that also copes with computed tensors kept as attributes (old-style weight norm)."""
+    """A deep copy that also copes with computed tensors kept as attributes (old-style weight norm), and with shards."""
     memo: dict[int, Any] = {}
+    if is_sharded(model):
+        model = gathered(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedLayer("a scripted module hides its layers; pass the nn.Module that it was scripted from.")
     for part in model.modules():
@@ -197,6 +211,31 @@ def output_tensor(output: Any) -> Tensor:
     )
 
 
+_outside: ContextVar[dict[str, torch.dtype]] = ContextVar("_outside", default={})  # noqa: B039
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Switches autocast off: sums and decompositions keep their types; forward passes have their own context."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        yield
+        return
+    token = _outside.set({kind: torch.get_autocast_dtype(kind) for kind in kinds})
+    try:
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        _outside.reset(token)
+
+
+def outer_autocast(device: torch.device) -> torch.dtype | None:
+    """The type of the autocast that was on for a device where :func:`full_precision` was entered."""
+    return _outside.get().get(device.type)
+
+
 class _FusedAttentionOff:
     """Switches torch's fused attention and encoder kernels off while any thread is inside."""
 
@@ -220,18 +259,29 @@ class _FusedAttentionOff:
 fused_attention_off = _FusedAttentionOff()
 
 
+_differentiable: ContextVar[tuple[int, bool] | None] = ContextVar("differentiable", default=None)
+
+
 @contextlib.contextmanager
-def differentiable(network: Network) -> Iterator[None]:
+def differentiable(network: Network, fused: bool = False) -> Iterator[None]:
     """Settings under which every backward pass that whence needs is allowed.
 
-    The fused attention and encoder kernels are off, attention uses its plain form (it can be differentiated
-    twice and batched), and cuDNN is off for recurrent networks (its kernels refuse evaluation mode).
+    The fused encoder kernels are off, attention uses its plain form (it can be differentiated twice and batched;
+    ``fused`` leaves it alone where neither is needed), and cuDNN is off for recurrent networks (its kernels refuse
+    evaluation mode).
     """
+    settings = (id(network), fused)
+    if _differentiable.get() == settings and torch.is_grad_enabled():
+        yield  # entered before; for small batches the settings cost as much as a layer
+        return
     recurrent = network.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in network.module.modules())
     with contextlib.ExitStack() as stack:
+        token = _differentiable.set(settings)
+        stack.callback(_differentiable.reset, token)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if not fused:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(fused_attention_off)
         if recurrent:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -66,6 +66,7 @@ def save(posterior: Laplace, path: str | Path) -> None:
         "names": {n: list(p.shape) for n, p in posterior.network.params.items()},
         "likelihood": posterior.likelihood.spec(),
         "options": asdict(posterior.curvature.options),
+        "autocast": None if posterior.network.autocast is None else str(posterior.network.autocast).split(".")[1],
         "record": posterior.curvature.record.to_dict(),
         "blocks": [asdict(b) for b in posterior.blocks],
         "structures": [s.kind for s in posterior.curvature.structures],
@@ -89,6 +90,7 @@ KINDS_OF_DRAWS = {
     "ensemble": "whence.posteriors.ensembles:Ensemble",
     "laplace_ensemble": "whence.posteriors.ensembles:LaplaceEnsemble",
     "swag": "whence.posteriors.swag:Swag",
+    "unstructured": "whence.posteriors.unstructured:Unstructured",
     "hmc": "whence.posteriors.hmc.posterior:Hmc",
 }
 
@@ -198,10 +200,11 @@ def _rebuilt(
 ) -> Laplace:
     """The posterior that the file describes."""
     dtype = accumulation_dtype(network.dtype)
-    tensors = {
-        k: v.to(network.device, dtype if k.startswith(("structure", "spectral")) and not k.endswith("count") else None)
-        for k, v in tensors.items()
-    }
+    held = torch.device("cpu") if meta["options"].get("offload") else network.device
+    for k, v in tensors.items():
+        curved = k.startswith(("structure", "spectral"))
+        tensors[k] = v.to(held if curved else network.device, dtype if curved and not k.endswith("count") else None)
+    network.autocast = getattr(torch, meta["autocast"]) if meta.get("autocast") else None
     found = _likelihood(path, meta, likelihood)
     blocks = [_block(b) for b in meta["blocks"]]
     network.select([p.name for b in blocks for p in b.params])
@@ -298,6 +301,7 @@ def _block(values: dict[str, Any]) -> Block:
     return replace(
         Block(values["name"], values["kind"], params, values["source"], form),
         **{k: values[k] for k in ("structure", "reason")},
+        **{k: values.get(k, False) for k in ("thin_outputs", "thin_inputs")},
     )
 
 

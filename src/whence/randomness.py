@@ -30,15 +30,31 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def example_uniform(seed: int, draw: int, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, rows[n]) only."""
+def _mix_number(x: int) -> int:
+    """The same for one number, without a device."""
+    x &= _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return _signed(x ^ (x >> 31))
+
+
+def example_uniform(seed: int, draw: int, rows: Tensor, shape: tuple[int, ...], used: int | None = None) -> Tensor:
+    """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, rows[n]) only.
+
+    Where only the first ``used`` numbers of the last dimension are needed, the others are not made.
+    """
     count = int(torch.Size(shape[1:]).numel())
     device = rows.device
+    if used is None or used >= shape[-1]:
+        places = torch.arange(count, device=device)
+    else:
+        places = torch.arange(used, device=device) + torch.arange(0, count, shape[-1], device=device).unsqueeze(1)
+        places, shape = places.flatten(), (*shape[:-1], used)
     rows = rows.unsqueeze(1)
     golden = _signed(0x9E3779B97F4A7C15)
-    start = _mix(torch.tensor(_signed(seed + golden * (draw + 1)), device=device))
+    start = _mix_number(seed + golden * (draw + 1))
     keys = _mix(start + golden * (rows + 1))
-    bits = _mix(keys + golden * (torch.arange(count, device=device) + 1))
+    bits = _mix(keys + golden * (places + 1))
     return ((_shift(bits, 11).double() + 0.5) / 2.0**53).reshape(shape)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whence.auditing.comparison import Comparison
 from whence.auditing.comparison_words import comparison_words
 from whence.auditing.context import UNCERTAINTY, Context, check_classes, uncertainty
-from whence.auditing.layerwise import agreement, layerwise
+from whence.auditing.layerwise import Layers, agreement, layers_of, layerwise
 from whence.auditing.memory import Peak
 from whence.auditing.plain import estimate, typeset
 from whence.auditing.ran import Log, environment
@@ -28,8 +28,10 @@ from whence.auditing.scoring import (
     sorted_values,
 )
 from whence.auditing.sets import Held, hold, outputs_of, try_out
+from whence.auditing.spread import check_ranks, dealt, gather_log, gathered
 from whence.auditing.steps import Bar, kept_notices, now
 from whence.auditing.subject import Subject
+from whence.curvature.distributed import together
 from whence.errors import BadData, BadOption, NotDefined, WhenceError
 from whence.functional import Network
 from whence.metrics.distance import total_variation, wasserstein
@@ -38,6 +40,7 @@ from whence.predictive.links import predict_draws
 
 PLAIN = "plain network"
 DISTANCES = {"total_variation": total_variation, "wasserstein": wasserstein}
+SHARING = "sharing the comparison"
 SHARED = 500  # inputs behind the layers
 
 
@@ -73,6 +76,7 @@ def _one_line(posterior: Any) -> str:
     return " ".join(repr(posterior).split())[:300]
 
 
+@together
 def compare(
     posteriors: Mapping[str, Posterior],
     test: Any,
@@ -85,6 +89,7 @@ def compare(
     examples: int = 10_000,
     profiled: int = SHARED,
     seed: int = 0,
+    process_group: Any = None,
     progress: bool = True,
     on_step: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
@@ -102,27 +107,38 @@ def compare(
         examples: at most so many of each set are read.
         profiled: at most so many inputs stand behind the layers.
         seed: of draws and intervals.
+        process_group: a torch process group (or True for the default one) whose ranks share out the methods; each
+            passes the same posteriors and data, and gets the same comparison.
         progress, on_step: as for :func:`whence.audit`.
     """
     likelihood = _check(posteriors, reference)
-    log = Log()
+    ranks, log = process_group, Log()
     steps = ["data", *posteriors, "scores", "layers"]
-    with kept_notices(log), Bar(steps, progress, on_step) as bar:
+    with kept_notices(log), Bar(steps, progress and ranks.rank == 0, on_step) as bar:
         with bar.step("data", log):
             inside, outside = hold(test, "test", examples), hold(ood, "ood", examples, targets=False)
             if inside is None or inside.targets is None:
                 raise BadData("test is a pair (inputs, targets), or a loader of such batches; there are no targets.")
             network = _beside(posteriors, plain)
             _check_sets(posteriors, inside, outside)
-        methods = [] if network is None else [_plain(network, likelihood, inside, outside)]
-        for name, posterior in posteriors.items():
+            check_ranks(ranks, posteriors, (test, ood), (inside, outside), (seed, reference, profiled, network is None))
+        methods = [] if network is None or ranks.rank else [_plain(network, likelihood, inside, outside)]
+        own = dealt(ranks, list(posteriors))
+        for name in own:
             with bar.step(name, log):
-                methods.append(_method(name, posterior, inside, outside, seed))
+                methods.append(_method(name, posteriors[name], inside, outside, seed))
+        methods = gathered(ranks, methods, posteriors, PLAIN)
         with bar.step("scores", log):
-            found = scored(methods, inside.targets, likelihood, seed)
+            found = scored(methods, inside.targets, likelihood, seed) if ranks.rank == 0 else {}
         with bar.step("layers", log):
-            found |= _layers(methods, inside.thinned(profiled), log)
+            inputs = inside.thinned(profiled).inputs
+            layers = {name: layers_of(posteriors[name], inputs) for name in own}
+            layers = {name: one for some in ranks.meet("comparing layers", layers) for name, one in some.items()}
+            found |= _layers(methods, layers, inputs, log)
             found["distance"] = _distance(methods, reference, log)
+    gather_log(ranks, log)
+    if ranks.rank > 0:
+        return Comparison(ranks.from_first({}, SHARING), dict(posteriors))
     outputs = methods[-1].inside
     shape = getattr(outputs, "probs", getattr(outputs, "mean", None))
     wide = 1 if shape is None else shape.shape[-1]
@@ -138,7 +154,7 @@ def compare(
     }
     record["words"] = typeset(comparison_words(record))
     record["run"] = environment(_device(posteriors), log, seed)
-    return Comparison(record, dict(posteriors))
+    return Comparison(ranks.from_first(record, SHARING), dict(posteriors))
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:
@@ -277,8 +293,8 @@ def _spread(methods: list[Method], task: str) -> dict[str, Any]:
     }
 
 
-def _layers(methods: list[Method], held: Held, log: Log) -> dict[str, Any]:
-    found = layerwise([(m.name, m.posterior) for m in methods], held.inputs)
+def _layers(methods: list[Method], layers: dict[str, Layers], inputs: Any, log: Log) -> dict[str, Any]:
+    found = layerwise([(m.posterior, layers.get(m.name) or layers_of(None, inputs)) for m in methods])
     if found is None:
         log.leave_out("layers", "no method has a layer table for these inputs.")
         return {"layers": None, "agreement": None}

@@ -7,6 +7,7 @@ not need common weight coordinates.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,27 +20,47 @@ from whence.where.others import modules_of
 from whence.where.ranks import spearman
 from whence.where.representations import disagreement
 
+COLUMNS = {"share": "variance_share", "error": "variance_share_error", "explained": "explained"}
 
-def layerwise(methods: list[tuple[str, Any]], inputs: Any) -> dict[str, Any] | None:
-    """By method and layer; None where no method has anything to say."""
-    tables = [_table(posterior, inputs) for _, posterior in methods]
-    disagreeing = [_disagreement(posterior, inputs) for _, posterior in methods]
-    named = {name for table, _ in tables for name in table} | {name for found in disagreeing for name in found}
+
+@dataclass(frozen=True)
+class Layers:
+    """What one method says of its layers, in plain numbers."""
+
+    columns: dict[str, dict[str, Any]]  # by column, then by layer
+    interaction: float | None
+    disagreement: dict[str, float | None]
+    why_not: str | None
+
+
+def layers_of(posterior: Any, inputs: Any) -> Layers:
+    """Shares and disagreement of one method; ``posterior`` is None for the plain network."""
+    rows, table = _table(posterior, inputs)
+    columns = {
+        name: {layer: _plain(getattr(row, key, None)) for layer, row in rows.items()} for name, key in COLUMNS.items()
+    }
+    interaction = getattr(table, "interaction", None)
+    found = {layer: _plain(value) for layer, value in _disagreement(posterior, inputs).items()}
+    return Layers(columns, None if interaction is None else number(interaction), found, _reason(posterior, rows))
+
+
+def _plain(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def layerwise(methods: list[tuple[Any, Layers]]) -> dict[str, Any] | None:
+    """Posteriors with their layers, by method and layer; None where no method has anything to say."""
+    every = [layers for _, layers in methods]
+    named = {name for one in every for found in (one.columns["share"], one.disagreement) for name in found}
     if not named:
         return None
-    names = _in_order(named, [posterior for _, posterior in methods])
-
-    def column(key: str) -> list[list[float | None] | None]:
-        return [_ordered(names, {n: getattr(row, key, None) for n, row in table.items()}) for table, _ in tables]
-
+    names = _in_order(named, [posterior for posterior, _ in methods])
     return {
         "names": names,
-        "share": column("variance_share"),
-        "error": column("variance_share_error"),
-        "explained": column("explained"),
-        "interaction": [None if i is None else number(i) for _, i in map(_interaction, methods, tables)],
-        "activations": [_ordered(names, found) for found in disagreeing],
-        "why_not": [_reason(posterior, table) for (_, posterior), (table, _) in zip(methods, tables, strict=True)],
+        **{column: [_ordered(names, one.columns[column]) for one in every] for column in COLUMNS},
+        "interaction": [one.interaction for one in every],
+        "activations": [_ordered(names, one.disagreement) for one in every],
+        "why_not": [one.why_not for one in every],
     }
 
 
@@ -68,10 +89,6 @@ def _in_order(named: set[str], posteriors: list[Any]) -> list[str]:
         return (name == "output", order.index(owner) if owner in order else len(order), name)
 
     return sorted(named, key=place)
-
-
-def _interaction(method: tuple[str, Any], table: tuple[dict[str, Any], Any]) -> tuple[str, float | None]:
-    return method[0], getattr(table[1], "interaction", None)
 
 
 def _disagreement(posterior: Any, inputs: Any) -> dict[str, float | None]:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.curvature.affine import Affine, gram_of_positions
+from whence.curvature.affine import Affine, gram_of_positions, squares_of_positions
+from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block
-from whence.curvature.jacobian import Gradients, MatrixPart, Recording, chunks
-from whence.linalg.dense import gram
+from whence.curvature.by_call import squares_by_call
+from whence.curvature.jacobian import Gradients, Recording, chunks, widened
+from whence.curvature.squares import matrix_squares
+from whence.likelihoods import Likelihood
+from whence.linalg.dense import gram, mirrored
 from whence.linalg.structures import Dense, Diagonal, Ekfac, Kronecker, Structure
 
 
@@ -25,7 +30,14 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Accumulator(ABC):
-    """A running sum for one block (or several, jointly)."""
+    """A running sum for one block (or several, jointly).
+
+    Each call adds all it has to add at its end, or nothing: where memory runs out in between, it is made again.
+    """
+
+    name = "all layers together"
+    fixed: ClassVar[tuple[str, ...]] = ("keep",)  # tensors that are no sums
+    host: ClassVar[tuple[str, ...]] = ()  # sums that are known without the device, and kept on the CPU
 
     def inputs(self, recording: Recording) -> None:  # noqa: B027
         """Called once for each batch."""
@@ -34,57 +46,123 @@ class Accumulator(ABC):
     def gradients(self, grads: Gradients) -> None:
         """Called for each chunk of root columns."""
 
+    @property
+    def takes_direct(self) -> bool:
+        """Whether :meth:`direct` is there."""
+        return False
+
+    def direct(self, recording: Recording, likelihood: Likelihood, targets: Tensor) -> None:
+        """What all columns together would add, from Λ itself, where the network's outputs are the layer's own."""
+        raise NotImplementedError
+
     @abstractmethod
     def result(self) -> Structure: ...
 
+    def state(self) -> dict[str, Tensor]:
+        """The running sums themselves, by name: every tensor that it has, except those that are ``fixed``."""
+        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor) and k not in self.fixed}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set the running sums."""
+        for key, value in self.state().items():
+            if state[key].shape != value.shape or state[key].dtype != value.dtype:
+                raise ValueError(f"{self.name}: {key} has shape {list(state[key].shape)}, not {list(value.shape)}")
+            value.copy_(state[key])
+
 
 class KroneckerAccumulator(Accumulator):
-    """A = Σ a aᵀ / R and G = Σ g gᵀ, in the expand or the reduce form for shared weights."""
+    """A = Σ a aᵀ / R and G = Σ g gᵀ, in the expand or the reduce form for shared weights; diagonal on a thin side."""
+
+    host: ClassVar[tuple[str, ...]] = ("count",)
 
     def __init__(self, block: Block, sharing: str, like: Tensor) -> None:
         assert block.form is not None
-        self.block, self.reduce = block, sharing == "reduce"
+        self.block, self.name, self.reduce = block, block.name, sharing == "reduce"
         pairs, outputs, inputs = block.form.native
         dtype = accumulation_dtype(like.dtype)
-        self.a = torch.zeros(pairs, inputs, inputs, dtype=dtype, device=like.device)
-        self.g = torch.zeros(pairs, outputs, outputs, dtype=dtype, device=like.device)
-        self.count = torch.zeros(pairs, dtype=torch.float64, device=like.device)
+        a_shape = (pairs, inputs) if block.thin_inputs else (pairs, inputs, inputs)
+        g_shape = (pairs, outputs) if block.thin_outputs else (pairs, outputs, outputs)
+        self.a = torch.zeros(a_shape, dtype=dtype, device=like.device)
+        self.g = torch.zeros(g_shape, dtype=dtype, device=like.device)
+        self.count = torch.zeros(pairs, dtype=torch.float64)  # known without the device
 
     def inputs(self, recording: Recording) -> None:
+        thin, sums = self.block.thin_inputs, Contributions()
         if not self.reduce:
-            for pairs, a in recording.block_inputs(self.block, whole=False):
-                self.a[pairs] += a.gram()
-                self.count[pairs] += a.rows
+            for pairs, a in recording.input_pieces(self.block):
+                if thin or isinstance(a, Windows) or not a.adds_in_place:
+                    sums.add(pairs, a.squares() if thin else a.gram(), a.rows)
+                else:
+                    a.add_gram(sums.part(pairs, self.a, a.rows))
+            sums.into(self.a, self.count)
             return
         by_pairs: dict[tuple[int, int], list[Affine]] = defaultdict(list)
         for pairs, a in recording.block_inputs(self.block):
             by_pairs[pairs.start, pairs.stop].append(a)
         for (start, stop), seen in by_pairs.items():
             mean = torch.stack([a.summed() for a in seen]).sum(0) / sum(a.positions for a in seen)  # [E, N, D]
-            self.a[start:stop] += gram(mean)
-            self.count[start:stop] += recording.size
+            sums.add(slice(start, stop), mean.square().sum(1) if thin else gram(mean), recording.size)
+        sums.into(self.a, self.count)
 
     def gradients(self, grads: Gradients) -> None:
+        moment, sums = squares_of_positions if self.block.thin_outputs else gram_of_positions, Contributions()
         if not self.reduce:
             for pairs, g in grads.outputs_of(self.block):
-                self.g[pairs] += gram_of_positions(g)
+                sums.add(pairs, moment(g))
+            sums.into(self.g)
             return
         by_pairs: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         for pairs, g in grads.outputs_of(self.block):
             by_pairs[pairs.start, pairs.stop].append(g)
         for (start, stop), seen in by_pairs.items():
-            total = torch.stack([g.sum(3) for g in seen]).sum(0)  # [K, E, N, O]
-            self.g[start:stop] += gram_of_positions(total.unsqueeze(3))
+            total = torch.stack([widened(g).sum(3) for g in seen]).sum(0)  # [K, E, N, O]
+            sums.add(slice(start, stop), moment(total.unsqueeze(3)))
+        sums.into(self.g)
+
+    @property
+    def takes_direct(self) -> bool:
+        return not self.block.thin_outputs
+
+    def direct(self, recording: Recording, likelihood: Likelihood, targets: Tensor) -> None:
+        self.g[0] += likelihood.hessian_sum(widened(recording.outputs.detach()), targets).to(self.g.dtype)
 
     def result(self) -> Structure:
-        return Kronecker(self.a, self.g, self.count)
+        a = self.a if self.block.thin_inputs else mirrored(self.a)
+        return Kronecker(a, self.g, self.count.to(self.a.device))
+
+
+class Contributions:
+    """What the calls of a batch add to a sum, by the pairs that they cover; added at once, when all are there."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int, int], Tensor] = {}
+        self.rows: dict[tuple[int, int], int] = defaultdict(int)
+
+    def add(self, pairs: slice, part: Tensor, rows: int = 0) -> None:
+        key = (pairs.start, pairs.stop)
+        self.parts[key] = self.parts[key].add_(part) if key in self.parts else part
+        self.rows[key] += rows
+
+    def part(self, pairs: slice, like: Tensor, rows: int) -> Tensor:
+        """The sum so far, to be added to in place."""
+        key = (pairs.start, pairs.stop)
+        if key not in self.parts:
+            self.parts[key] = torch.zeros_like(like[pairs])
+        self.rows[key] += rows
+        return self.parts[key]
+
+    def into(self, total: Tensor, count: Tensor | None = None) -> None:
+        for (start, stop), part in self.parts.items():
+            total[start:stop] += part
+            if count is not None:
+                count[start:stop] += self.rows[start, stop]
 
 
 class DiagonalAccumulator(Accumulator):
     """Σ (per-example gradient)², summed over positions and calls before squaring."""
 
     def __init__(self, block: Block, like: Tensor) -> None:
-        self.block = block
+        self.block, self.name = block, block.name
         self.sum = torch.zeros(block.size, dtype=accumulation_dtype(like.dtype), device=like.device)
 
     def gradients(self, grads: Gradients) -> None:
@@ -97,45 +175,27 @@ class DiagonalAccumulator(Accumulator):
             ids, merged = grads.table(block)  # [N, T], [K, N, T, F]
             squares = merged.to(self.sum.dtype).square().sum(0).flatten(0, 1)
             self.sum.view(block.params[0].shape).index_add_(0, ids.flatten(), squares)
+        elif block.by_call:
+            self.sum += squares_by_call(block, grads, self.sum.dtype)
         else:
+            sums = Contributions()
             for which in grads.row_chunks(block):
-                self.sum += grads.rows(block, which).to(self.sum.dtype).square().sum((0, 1))
+                sums.add(slice(0, block.size), grads.rows(block, which).to(self.sum.dtype).square().sum((0, 1)))
+            sums.into(self.sum)
+
+    @property
+    def takes_direct(self) -> bool:
+        return self.block.source == "matrix"
+
+    def direct(self, recording: Recording, likelihood: Likelihood, targets: Tensor) -> None:
+        assert self.block.form is not None
+        ((_, a),) = recording.block_inputs(self.block)
+        weights = likelihood.hessian_diagonal(widened(recording.outputs.detach()), targets).movedim(0, 1)  # [1, N, C]
+        native = weights.mT.to(self.sum.dtype) @ a.dense().squeeze(2).square().to(self.sum.dtype)
+        self.sum += self.block.form.unpack(native)
 
     def result(self) -> Structure:
         return Diagonal(self.sum)
-
-
-def matrix_squares(parts: list[MatrixPart], native: tuple[int, ...], grads: Gradients) -> Tensor:
-    """Σ_{k,n} (Σ_t g aᵀ)², [E, O, D]."""
-    total = parts[0].g.new_zeros(native) if parts else grads.columns.new_zeros(native)
-    if not parts:
-        return total  # the layer was not called in this batch
-    if is_unshared(parts, native[0]):
-        part = parts[0]
-        squares = part.g.square().sum(0).squeeze(2)  # [E, N, O]
-        return squares.mT @ part.a.dense().squeeze(2).square()
-    for part_rows in summed_rows(parts, native, grads):
-        total += part_rows.square().sum((0, 1))
-    return total
-
-
-def is_unshared(parts: list[MatrixPart], pairs: int) -> bool:
-    """Whether there is one call, over all pairs, with one position for each example."""
-    return len(parts) == 1 and parts[0].a.positions == 1 and parts[0].pairs == slice(0, pairs)
-
-
-def summed_rows(parts: list[MatrixPart], native: tuple[int, ...], grads: Gradients) -> Iterator[Tensor]:
-    """Chunks over examples of Σ_calls Σ_t g aᵀ, [K, n, E, O, D]."""
-    each = grads.count * int(torch.Size(native).numel()) * grads.columns.element_size()
-    for which in chunks(grads.recording.size, each, grads.columns.device):
-        if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
-            yield parts[0].rows(which)
-            continue
-        size = which.stop - which.start
-        rows = parts[0].g.new_zeros(grads.count, size, *native)
-        for part in parts:
-            rows[:, :, part.pairs] += part.rows(which)
-        yield rows
 
 
 class DenseAccumulator(Accumulator):
@@ -145,11 +205,14 @@ class DenseAccumulator(Accumulator):
         self.blocks, self.keep = blocks, keep
         size = sum(b.size for b in blocks) if keep is None else len(keep)
         self.sum = torch.zeros(size, size, dtype=accumulation_dtype(like.dtype), device=like.device)
+        self.name = blocks[0].name if len(blocks) == 1 else self.name
 
     def gradients(self, grads: Gradients) -> None:
+        sums = Contributions()
         for which in joint_chunks(grads, self.blocks):
             rows = joint_rows(grads, self.blocks, which, self.keep)
-            self.sum += gram(rows.flatten(0, 1).to(self.sum.dtype))
+            sums.add(slice(0, len(self.sum)), gram(rows.flatten(0, 1).to(self.sum.dtype)))
+        sums.into(self.sum)
 
     def result(self) -> Structure:
         return Dense(self.sum)
@@ -170,12 +233,13 @@ def joint_rows(grads: Gradients, blocks: list[Block], which: slice, keep: Tensor
 class EkfacAccumulator(Accumulator):
     """Σ_{n,k} (Q_Gᵀ J Q_A)², in the eigenvectors of Kronecker factors from an earlier pass."""
 
-    def __init__(self, block: Block, factors: Kronecker) -> None:
+    fixed = ("left", "right")
+
+    def __init__(self, block: Block, left: Tensor, right: Tensor) -> None:
         assert block.form is not None
-        self.block = block
-        spectral = factors.spectral(None, block.name)
-        self.left, self.right = spectral.left, spectral.right  # type: ignore[attr-defined]
-        self.sum = torch.zeros(block.form.native, dtype=factors.inputs.dtype, device=factors.inputs.device)
+        self.block, self.name = block, block.name
+        self.left, self.right = left, right
+        self.sum = torch.zeros(block.form.native, dtype=right.dtype, device=right.device)
 
     def gradients(self, grads: Gradients) -> None:
         assert self.block.form is not None

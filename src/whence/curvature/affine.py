@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whence.linalg.dense import gram
+from whence.linalg.dense import add_upper_gram, gram
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,52 @@ class Affine:
         return torch.cat([self.x, ones], dim=-1) if self.bias else self.x
 
     def gram(self) -> Tensor:
-        """Σ a aᵀ, [E, D (+ 1), D (+ 1)]."""
+        """Σ a aᵀ, [E, D (+ 1), D (+ 1)], of which the upper triangle is meant."""
         if not self.weight:
-            return self.x.new_full((self.x.shape[0], 1, 1), self.rows)
+            dtype = torch.promote_types(self.x.dtype, torch.float32)
+            return self.x.new_full((self.x.shape[0], 1, 1), self.rows, dtype=dtype)
+        if self.bias and self.x.is_cuda:
+            return gram_of_positions(self.dense())  # two launches
+        if self.adds_in_place:
+            size = self.x.shape[-1] + self.bias
+            out = self.x.new_zeros(1, size, size)
+            self.add_gram(out)
+            return out
         inner = gram_of_positions(self.x)
         if not self.bias:
             return inner
         size = inner.shape[-1]
         out = inner.new_empty(inner.shape[0], size + 1, size + 1)
         flat = self.x.flatten(1, 2)  # [E, N · T, D]
-        sums = (flat.new_ones(1, flat.shape[1]) @ flat).squeeze(1)
+        narrow = flat.dtype != inner.dtype
+        sums = flat.sum(1, dtype=inner.dtype) if narrow else (flat.new_ones(1, flat.shape[1]) @ flat).squeeze(1)
         out[:, :size, :size] = inner
         out[:, :size, size] = sums
         out[:, size, :size] = sums
         out[:, size, size] = self.rows
         return out
+
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether :meth:`add_gram` is there: wide products on a CPU are better written where they belong."""
+        return self.weight and len(self.x) == 1 and self.x.device.type == "cpu" and not is_narrow(self.x)
+
+    def add_gram(self, out: Tensor) -> None:
+        """Add the upper triangle of :meth:`gram` to ``out`` [1, D (+ 1), D (+ 1)]."""
+        flat = self.x[0].flatten(0, 1)  # [N · T, D]
+        size = flat.shape[1]
+        add_upper_gram(flat, out[0, :size, :size])
+        if self.bias:
+            out[0, :size, size] += (flat.new_ones(1, len(flat)) @ flat)[0]
+            out[0, size, size] += self.rows
+
+    def squares(self) -> Tensor:
+        """The diagonal of :meth:`gram`, [E, D (+ 1)]."""
+        inner = squares_of_positions(self.x)
+        count = inner.new_full((self.x.shape[0], 1), self.rows)
+        if not self.weight:
+            return count
+        return torch.cat([inner, count], dim=-1) if self.bias else inner
 
     def summed(self) -> Tensor:
         """Σ_t a, [E, N, D (+ 1)]."""
@@ -84,6 +115,10 @@ class Affine:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
+def is_narrow(t: Tensor) -> bool:
+    return t.dtype in (torch.float16, torch.bfloat16)
+
+
 def times(t: Tensor, basis: Tensor) -> Tensor:
     """t · basis for t [E, …, D] and basis [E, D, D'], as one product for each pair."""
     return (t.flatten(1, -2) @ basis).unflatten(1, t.shape[1:-1])
@@ -99,6 +134,13 @@ def gram_of_positions(x: Tensor) -> Tensor:
         per_example = (x.mT @ x).sum(-3)
         return per_example.sum(tuple(range(len(before)))) if before else per_example
     return gram(x.movedim(-4, 0).flatten(1, -2))
+
+
+def squares_of_positions(x: Tensor) -> Tensor:
+    """Σ x² over all but pairs and features of x [..., E, N, T, D], without writing the squares down: [E, D]."""
+    flat = x.movedim(-4, 0).flatten(1, -2)  # [E, R, D]
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).square()
 
 
 def outer_sum(g: Tensor, x: Tensor) -> Tensor:

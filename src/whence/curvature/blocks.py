@@ -13,11 +13,14 @@ from torch import Tensor
 
 from whence.curvature.capture import Ref, Use
 from whence.curvature.layout import Inspection, kernel_size
+from whence.curvature.memory import gib
 from whence.curvature.rules import EmbeddingRule, MatrixRule
 from whence.functional import Network
 
 Source = Literal["matrix", "table", "rows", "example"]
 EXACT_LIMIT = 512  # parameters up to which a block without a Kronecker rule is kept dense
+MAX_FACTOR = 16384  # rows of a Kronecker factor, beyond which its diagonal is kept; 1 GiB in float32
+BY_CALL = 2**23  # parameters beyond which the diagonal of a tied weight is summed call by call
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,13 @@ class Block:
     form: MatrixForm | None = None
     structure: str = "diag"
     reason: str = ""
+    thin_outputs: bool = False  # of the Kronecker factor of the gradients the diagonal is kept
+    thin_inputs: bool = False  # of that of the inputs
+
+    @property
+    def by_call(self) -> bool:
+        """Whether its diagonal is summed call by call (see :mod:`whence.curvature.by_call`)."""
+        return self.source == "rows" and self.structure == "diag" and self.size > BY_CALL
 
     @property
     def size(self) -> int:
@@ -265,20 +275,46 @@ def _form(params: tuple[Param, ...], uses: list[Use], group: list[str]) -> Matri
     return forms.pop() if len(forms) == 1 else None
 
 
-def assign(blocks: list[Block], structure: str) -> list[Block]:
-    """Give each block the structure it gets under the chosen one."""
+def assign(blocks: list[Block], structure: str, max_factor: int = MAX_FACTOR) -> list[Block]:
+    """Give each block the structure it gets under the chosen one, and one that fits where that is too large."""
     assigned = []
     for block in blocks:
         if structure in ("kron", "ekfac"):
-            assigned.append(_kronecker_or_else(block, structure))
+            assigned.append(_kronecker_or_else(block, structure, max_factor))
+        elif structure == "diag":
+            found = replace(block, structure=structure, reason="")
+            assigned.append(replace(found, reason=_by_call_reason(block)) if found.by_call else found)
         else:
             assigned.append(replace(block, structure="dense" if structure == "block" else structure, reason=""))
     return assigned
 
 
-def _kronecker_or_else(block: Block, structure: str) -> Block:
+def _kronecker_or_else(block: Block, structure: str, max_factor: int) -> Block:
     if block.source == "matrix":
-        return replace(block, structure=structure, reason="")
+        return _thinned(replace(block, structure=structure, reason=""), max_factor)
     if block.source == "rows" and block.size <= EXACT_LIMIT:
         return replace(block, structure="dense", reason=f"{block.reason}: exact, being small")
-    return replace(block, structure="diag")
+    found = replace(block, structure="diag")
+    return replace(found, reason=_by_call_reason(block)) if found.by_call else found
+
+
+def _thinned(block: Block, max_factor: int) -> Block:
+    """Factors with more than ``max_factor`` rows are kept by their diagonal; EKFAC's own table is then too dear."""
+    pairs, outputs, inputs = block.native
+    wide = [(n, what) for n, what in ((outputs, "outputs"), (inputs, "inputs")) if n > max_factor]
+    if not wide:
+        return block
+    sizes = " and ".join(f"{n:,} {what}" for n, what in wide)
+    needed = gib(sum(2 * 4 * pairs * n * n for n, _ in wide))
+    reason = (
+        f"it has {sizes}, more than max_factor={max_factor:,}: of that Kronecker factor the diagonal is kept (whole, "
+        f"with its eigenvectors, it would take {needed})"
+    )
+    return replace(
+        block, structure="kron", reason=reason, thin_outputs=outputs > max_factor, thin_inputs=inputs > max_factor
+    )
+
+
+def _by_call_reason(block: Block) -> str:
+    why = block.reason or "its calls differ"
+    return f"{why}: with {block.size:,} weights its diagonal is summed call by call, without their mixed terms"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from whence.batches import Inputs
+from whence.curvature.added import ADDITIONS, added_parameter, added_rows, operands
 from whence.curvature.attention import attention
-from whence.curvature.rules import BINDERS, Rule
-from whence.errors import BadData, UnsupportedLayer
+from whence.curvature.rules import BINDERS, EmbeddingRule, Rule
+from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 
 
@@ -64,6 +65,7 @@ class Recorder(TorchFunctionMode):
         self.network = network
         self.uses: list[Use] = []
         self.counts: dict[Any, int] = {}
+        self.looked_up: dict[int, tuple[Tensor, int]] = {}  # rows of embeddings, and their place among the uses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,6 +76,8 @@ class Recorder(TorchFunctionMode):
         binder = BINDERS.get(func)
         if binder is not None and isinstance(out, Tensor) and out.requires_grad:
             self._record(binder, func, out, args, kwargs)
+        elif func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
+            self._record_sum(out, args, kwargs)
         return out
 
     def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -91,10 +95,29 @@ class Recorder(TorchFunctionMode):
                 "evaluation mode (track_running_stats=False), so examples are not independent. Give it running "
                 "statistics, or replace it by group normalisation."
             )
+        if isinstance(call.rule, EmbeddingRule):
+            self.looked_up[id(out)] = (out, len(self.uses))
+        self._add(call.rule, weight, bias, out)
+
+    def _add(self, rule: Rule, weight: Ref | None, bias: Ref | None, out: Tensor) -> None:
         key = (weight, bias)
         nth = self.counts.get(key, 0)
         self.counts[key] = nth + 1
-        self.uses.append(Use(call.rule, weight, bias, get_gradient_edge(out), out.shape, nth))
+        self.uses.append(Use(rule, weight, bias, get_gradient_edge(out), out.shape, nth))
+
+    def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
+        for x, p in operands(args, kwargs):
+            ref, seen = self._ref(p), self.looked_up.get(id(p))
+            if ref is not None:
+                rule = added_parameter(x, p, out)
+                if rule is not None:
+                    self._add(rule, None, ref, out)
+            elif seen is not None:  # the same for all examples up to here
+                use = self.uses[seen[1]]
+                rows = added_rows(use.rule, p, out)  # type: ignore[arg-type]
+                if rows is not None:
+                    self.uses[seen[1]] = replace(use, rule=rows, edge=get_gradient_edge(out), shape=out.shape)
+                    del self.looked_up[id(p)]
 
     def _ref(self, tensor: Tensor | None) -> Ref | None:
         """The selected parameter that ``tensor`` is, or whose rows it is a contiguous range of."""
@@ -148,7 +171,7 @@ def gradients(
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
         except RuntimeError as error:
-            if "out of memory" in str(error):
+            if is_out_of_memory(error):
                 raise
             network.batched_backward = False  # some operation has no batched backward: one column at a time
     single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
@@ -166,10 +189,10 @@ def gradients(
     return stacked
 
 
-def forward(network: Network, inputs: Inputs) -> Pass:
+def forward(network: Network, inputs: Inputs, fused: bool = False) -> Pass:
     """Run the network once, recording the uses of its selected parameters."""
     recorder = Recorder(network)
-    with differentiable(network), recorder:
+    with differentiable(network, fused), recorder:
         outputs = network(inputs)
     if outputs.dim() == 0:
         raise BadData("the network returns a single number, not one output for each example.")

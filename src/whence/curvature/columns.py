@@ -64,8 +64,10 @@ def columns_for(
     shape = tuple(likelihood.flatten(outputs).shape)
     drawn = []
     for draw in range(draws.count):
-        uniform = example_uniform(draws.seed, draw, rows, shape)
+        uniform = example_uniform(draws.seed, draw, rows, shape, likelihood.uniforms)
         drawn.append(likelihood.drawn_gradient(outputs, targets, uniform))
+    if len(drawn) == 1:
+        return Columns(likelihood, outputs, None, drawn[0].unsqueeze(0))
     return Columns(likelihood, outputs, None, torch.stack(drawn) / math.sqrt(draws.count))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.batches import Data, size_of, take
-from whence.curvature import hessian, kfra, lowrank
+from whence.batches import Batch, Data, size_of, take, to_device
+from whence.curvature import hessian, kfra, lowrank, memory
 from whence.curvature.accumulate import (
     Accumulator,
     DenseAccumulator,
@@ -21,7 +21,10 @@ from whence.curvature.accumulate import (
     KroneckerAccumulator,
 )
 from whence.curvature.blocks import Block, assign
-from whence.curvature.distributed import first_example, summed_record, summed_structure
+from whence.curvature.checkpoint import Checkpoint, digest, digest_of_batch, signature_of
+from whence.curvature.distributed import EXAMPLES, Ranks
+from whence.curvature.distributed_data import part_of
+from whence.curvature.fallbacks import say_fallbacks
 from whence.curvature.jacobian import Plan
 from whence.curvature.options import Options, settle
 from whence.curvature.passes import Passes
@@ -29,12 +32,13 @@ from whence.curvature.record import FitRecord, warn_if_probabilities
 from whence.curvature.result import Curvature, Fit
 from whence.curvature.selection import Selection
 from whence.curvature.sweep import run
-from whence.errors import BadData, NothingSelected, TooLarge, notice
+from whence.errors import BadData, EmptyData, NothingSelected, is_out_of_memory
 from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
 
-DENSE_LIMIT = 6 * 2**30  # bytes that dense curvature may take
+PROBE = 256  # of the first examples that a posterior keeps
+LOOKED_AT = 64  # examples of the first batch whose outputs are looked at
 
 
 def fit(
@@ -44,24 +48,29 @@ def fit(
     selection: Selection,
     options: Options,
     seed: Callable[[], int] | None = None,
-    group: Any = None,
+    ranks: Ranks | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Fit:
-    """Compute the curvature of ``network`` on ``data``, summed over the ranks of a process ``group``.
+    """Compute the curvature of ``network`` on ``data``, summed over the ``ranks`` of a process group.
 
     ``seed`` is asked for only if something is drawn.
     """
-    options = replace(options, first=options.first + first_example(group))
+    ranks, asked = ranks or Ranks(), options
+    part = part_of(data.source, ranks)
+    if part is None:
+        options = replace(options, first=options.first + ranks.rank * EXAMPLES)
+    options = replace(options, progress=options.progress and ranks.rank == 0)
     data.require_passes(2 if options.structure in ("ekfac", "lowrank") else 1, f"structure={options.structure!r}")
     data.require_passes(options.passes, f"passes={options.passes}")
-    batches = Passes(data)
-    first = batches.peek()
+    data.counts = likelihood.counts
+    batches = Passes(data, part, checkpoint)
+    mine, first = first_of_all(batches, ranks)
     refuse_batch_statistics(network)
-    with differentiable(network), torch.no_grad():
-        outputs = network(take(first.inputs, slice(0, 64)))
+    outputs = _first_outputs(network, first.inputs)
     warn_if_probabilities(likelihood, outputs)
     options = settle(options, likelihood, outputs)
     if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
-        options = replace(options, draws=replace(options.draws, seed=seed()))
+        options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
     names = selection.resolve(network, first.inputs)
     network.select(names)
     plan = Plan.make(network, names, first.inputs)
@@ -70,10 +79,13 @@ def fit(
             f"none of the {len(names)} selected parameters reaches the output with a gradient. Does the forward pass "
             "run under torch.no_grad(), detach, or return something that is not computed from them?"
         )
-    plan.blocks[:] = assign(plan.blocks, options.structure)
-    _say_fallbacks(plan.blocks, options)
+    plan.blocks[:] = assign(plan.blocks, options.structure, options.max_factor)
+    say_fallbacks(plan.blocks, options)
     keep = selection.keep(network, plan.blocks)
-    curvature = _compute(plan, batches, likelihood, options, keep, group)
+    ranks.agree(_decisions(plan, options, keep), "looking at the first batch")
+    if checkpoint is not None:
+        checkpoint.belongs(_signature(plan, data, likelihood, options, keep, mine, ranks), data.source)
+    curvature = _compute(plan, batches, likelihood, options, keep, ranks)
     if not curvature.record.targets:
         raise BadData("the data hold no target that counts: every label is ignore_index.")
     if options.data_size is not None or options.passes > 1:
@@ -81,33 +93,125 @@ def fit(
         curvature = curvature.scaled(size / curvature.record.seen)
     if options.estimate_noise and seed is not None:
         likelihood, curvature = _estimated(curvature)
-    few = slice(0, min(256, size_of(first.inputs)))
+    same = replace(curvature.options, first=asked.first, progress=asked.progress)  # on all ranks
+    curvature = replace(curvature, options=same)
+    few = slice(0, min(PROBE, size_of(first.inputs)))
     return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
 
 
+def _first_outputs(network: Network, inputs: Any) -> Tensor:
+    """Outputs of some of the first examples; of fewer, where they do not fit."""
+    count = min(LOOKED_AT, size_of(inputs))
+    while True:
+        try:
+            with differentiable(network), torch.no_grad():
+                return network(take(inputs, slice(0, count)))
+        except Exception as error:
+            if not is_out_of_memory(error) or count == 1:
+                raise
+        memory.release(network.device)
+        count //= 2
+
+
+def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
+    """This rank's first batch, and what decisions are made on: rank 0's, in part where there are others."""
+    try:
+        mine: Batch | None = batches.peek()
+    except EmptyData:
+        if ranks.alone:
+            raise
+        mine = None
+    empty = [rank for rank, some in enumerate(ranks.meet("reading the first batch", mine is not None)) if not some]
+    if empty or mine is None:
+        ranks.over = True
+        raise EmptyData(
+            f"rank {empty[0]} got no data (of {ranks.size} ranks, {len(empty)} got none). Give every rank some "
+            "examples: use fewer processes, or deal the data out with torch.utils.data.DistributedSampler."
+        )
+    if ranks.alone:
+        return mine, mine
+    few = slice(0, PROBE)
+    inputs, targets = ranks.from_first((take(mine.inputs, few), mine.targets[few]))
+    device = mine.targets.device
+    return mine, replace(mine, inputs=to_device(inputs, device), targets=targets.to(device), counted=None)
+
+
+def _seed(drawn: int, ranks: Ranks, checkpoint: Checkpoint | None) -> int:
+    """One seed for all ranks: rank 0's, or that of the fit which goes on."""
+    if checkpoint is not None:
+        drawn = checkpoint.seeded(drawn)
+    drawn = ranks.from_first(drawn)
+    if checkpoint is not None:
+        checkpoint.use_seed(drawn)
+    return drawn
+
+
+def _decisions(plan: Plan, options: Options, keep: Tensor | None) -> dict[str, Any]:
+    """What the first batch decides; it must be the same on all ranks."""
+    return {
+        "curvature": options.curvature,
+        "the choice of weights": {p.name: list(p.shape) for b in plan.blocks for p in b.params},
+        "the mask of weights": None if keep is None else digest([keep]),
+        "the structure": {b.name: f"{b.structure} ({b.reason or b.source})" for b in plan.blocks},
+    }
+
+
+def _signature(
+    plan: Plan,
+    data: Data,
+    likelihood: Likelihood,
+    options: Options,
+    keep: Tensor | None,
+    first: Batch,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """What a checkpoint must be of."""
+    like = next(iter(plan.network.params.values()))
+    return signature_of(
+        options,
+        **_decisions(plan, options, keep),
+        network=plan.network.hash,
+        dtype=str(like.dtype),
+        autocast=str(plan.network.autocast),
+        likelihood=likelihood.spec(),
+        batches=data.length(),
+        rank=f"{ranks.rank} of {ranks.size}",
+        batch_size=size_of(first.inputs),
+        first_batch=digest_of_batch(first),
+    )
+
+
 def _compute(
-    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None, group: Any
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None, ranks: Ranks
 ) -> Curvature:
     start = time.perf_counter()
     like = next(iter(plan.network.params.values()))
     joint = options.structure in ("full", "lowrank") or keep is not None
-    check_memory(plan.blocks, options, keep, like)
+    whole = sum(b.size for b in plan.blocks) if keep is None else len(keep)
+    dense = whole if options.structure == "full" or keep is not None else None
+    memory.check(plan.blocks, options, dense, max(like.element_size(), 4), like.device)
     if options.curvature == "hessian":
         structures, record = hessian.compute(plan, batches, likelihood, options, keep)
     elif options.structure == "lowrank":
-        structures, record = lowrank.compute(plan, batches, likelihood, options, group)
+        structures, record = lowrank.compute(plan, batches, likelihood, options, ranks)
     elif options.curvature == "kfra":
         structures, record = kfra.compute(plan, batches, likelihood, options)
     else:
         accumulators = _accumulators(plan.blocks, options, like, keep)
+        plan.fused = options.curvature in ("mc", "empirical") and options.draws.count == 1
         record = run(plan, batches, likelihood, options, accumulators, "curvature")
         structures = [a.result() for a in accumulators]
         if options.structure == "ekfac":
-            structures = [summed_structure(s, group) for s in structures]
-            structures = _corrected(plan, batches, likelihood, options, structures, record, group)
+            ranks.meet("adding up the factors")
+            structures = [ranks.summed_structure(s) for s in structures]
+            structures = _corrected(plan, batches, likelihood, options, structures, record, ranks)
+    plan.fused = False
+    ranks.meet("adding up the curvature")
     if options.structure not in ("ekfac", "lowrank"):
-        structures = [summed_structure(s, group) for s in structures]
-    record = summed_record(record, group, like.device)
+        structures = [ranks.summed_structure(s) for s in structures]
+    record = ranks.summed_record(record, like.device)
+    if options.offload:
+        structures = [s.to("cpu") for s in structures]
     seconds = {"curvature": time.perf_counter() - start}
     return Curvature(plan.blocks, structures, record, options, joint, keep, seconds)
 
@@ -133,21 +237,41 @@ def _corrected(
     options: Options,
     structures: list[Structure],
     first: FitRecord,
-    group: Any,
+    ranks: Ranks,
 ) -> list[Structure]:
     """The second pass of EKFAC."""
-    exact = [
-        (i, EkfacAccumulator(block, s))
+    factors = {
+        i: s
         for i, (block, s) in enumerate(zip(plan.blocks, structures, strict=True))
-        if isinstance(s, Kronecker)
-    ]
-    again = run(plan, batches, likelihood, options, [a for _, a in exact], "eigenvalues")
+        if isinstance(s, Kronecker) and block.structure == "ekfac"
+    }
+    vectors = _eigenvectors([(plan.blocks[i].name, s) for i, s in factors.items()], ranks)
+    exact = [(i, EkfacAccumulator(plan.blocks[i], *pair)) for i, pair in zip(factors, vectors, strict=True)]
+    basis = "" if batches.checkpoint is None else digest(q for pair in vectors for q in pair)
+    again = run(plan, batches, likelihood, options, [a for _, a in exact], "eigenvalues", basis)
     batches.same_data(first.loss, "ekfac")
     batches.same_data(again.loss, "ekfac")
     done = list(structures)
+    ranks.meet("adding up the eigenvalues")
     for i, accumulator in exact:
-        done[i] = summed_structure(accumulator.result(), group)
+        done[i] = ranks.summed_structure(accumulator.result())
     return done
+
+
+def _eigenvectors(factors: list[tuple[str, Kronecker]], ranks: Ranks) -> list[list[Tensor]]:
+    """Q_G and Q_A of each block; several ranks find some each, and all of them have the same bits."""
+    share = ranks.share()
+    owners = [0] * len(factors)
+    if share is not None:
+        owners = share.assign([float(f.grads.shape[-1] ** 3 + f.inputs.shape[-1] ** 3) for _, f in factors])
+    found = []
+    for owner, (name, f) in zip(owners, factors, strict=True):
+        if owner == ranks.rank:
+            spectral: Any = f.spectral(None, name)
+            found.append([spectral.left, spectral.right])
+        else:
+            found.append([torch.empty_like(f.grads), torch.empty_like(f.inputs)])
+    return found if share is None else [share.exchange(o, pair) for o, pair in zip(owners, found, strict=True)]
 
 
 def _estimated(curvature: Curvature) -> tuple[Gaussian, Curvature]:
@@ -160,34 +284,3 @@ def _estimated(curvature: Curvature) -> tuple[Gaussian, Curvature]:
             "data exactly. Pass likelihood=whence.Gaussian(noise=…)."
         )
     return Gaussian(noise), curvature.with_noise(noise)
-
-
-def check_memory(blocks: list[Block], options: Options, keep: Tensor | None, like: Tensor) -> None:
-    """Refuse dense curvature that would not fit."""
-    sizes = [b.size for b in blocks if b.structure == "dense"]
-    if options.structure == "full" or keep is not None:
-        sizes = [sum(b.size for b in blocks) if keep is None else len(keep)]
-    needed = sum(3 * n * n for n in sizes) * max(like.element_size(), 4)
-    if needed > DENSE_LIMIT:
-        biggest = max(sizes)
-        raise TooLarge(
-            f"structure={options.structure!r} with {biggest:,} parameters in one block would need about "
-            f"{needed / 2**30:.1f} GiB (limit {DENSE_LIMIT / 2**30:.0f} GiB). Use structure='kron' (default), "
-            "'diag' or 'lowrank', or select fewer weights with layers='last' or a subnetwork."
-        )
-
-
-def _say_fallbacks(blocks: list[Block], options: Options) -> None:
-    """One line on what did not get the structure that was asked for."""
-    fallen = [b for b in blocks if b.source == "example" and b.reason != "it does not reach the output"]
-    tied = [b for b in blocks if b.source == "rows" and b.structure == "diag" and options.structure != "diag"]
-    if options.structure in ("kron", "ekfac") and fallen + tied:
-        names = ", ".join(f"{b.name} ({b.kind})" for b in (fallen + tied)[:4])
-        more = f" and {len(fallen + tied) - 4} more" if len(fallen + tied) > 4 else ""
-        notice(
-            f"no Kronecker rule for {names}{more}: an exact diagonal, computed per example, is used there "
-            "(see posterior.structures)."
-        )
-    unused = [b.name for b in blocks if b.reason == "it does not reach the output"]
-    if unused:
-        notice(f"{', '.join(unused[:4])} does not reach the output; its posterior is its prior.")

@@ -11,7 +11,8 @@ from torch import Tensor
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
-from whence.curvature.jacobian import Plan
+from whence.curvature.checkpoint import Sums
+from whence.curvature.jacobian import Plan, widened
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.errors import TooLarge, UnsupportedLayer
@@ -40,19 +41,21 @@ def compute(
     like = next(iter(network.params.values()))
     dtype = accumulation_dtype(like.dtype)
     sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
-    for batch in batches.passes(options.passes, options.progress, "hessian"):
+    kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})
+    for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept]):
         with differentiable(network):
-            outputs = network(batch.inputs)
+            outputs = widened(network(batch.inputs))
             targets = likelihood.check(outputs, batch.targets, batch.index)
             recorder.add(outputs, targets, batch.index)
             loss = likelihood.nll(outputs, targets).sum()
-            for group, total in zip(groups, sums, strict=True):
+            for group, total in zip(groups, kept.values.values(), strict=True):
                 for start, rows in _rows(plan, group, loss):
                     if total.dim() == 1:
                         total[start : start + len(rows)] += rows[:, start : start + len(rows)].diagonal()
                     else:
                         total[start : start + len(rows)] += rows
-    return [_structure(total, group, keep) for total, group in zip(sums, groups, strict=True)], recorder.record
+    totals = kept.values.values()
+    return [_structure(total, group, keep) for total, group in zip(totals, groups, strict=True)], recorder.record
 
 
 def _empty(group: list[Block], diagonal: bool, dtype: torch.dtype, like: Tensor) -> Tensor:

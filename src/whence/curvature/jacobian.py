@@ -14,11 +14,13 @@ from torch import Tensor
 
 from whence.batches import Inputs, take
 from whence.curvature.affine import Affine, outer_sum, times
+from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
 from whence.curvature.layout import Inspection, Layout, as_weight, inspect, lead_dims
+from whence.curvature.layout import widened as widened
 from whence.curvature.per_example import PerExample
-from whence.curvature.rules import ConvRule, EmbeddingRule, MatrixRule
+from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
 
@@ -60,8 +62,10 @@ class MatrixPart:
 class CalledUse:
     """A use in a batch of known size: its features with the examples first."""
 
-    def __init__(self, use: Use, inspection: Inspection, size: int, keep_graph: bool) -> None:
-        self.use, self.size, self.keep_graph = use, size, keep_graph
+    def __init__(
+        self, use: Use, inspection: Inspection, size: int, keep_graph: bool, autocast: torch.dtype | None = None
+    ) -> None:
+        self.use, self.size, self.keep_graph, self.autocast = use, size, keep_graph, autocast
         self.layout = inspection.layouts[use.key]
         self._features: Tensor | None = None
 
@@ -74,39 +78,59 @@ class CalledUse:
             self._features = found if self.keep_graph else found.detach()
         return self._features
 
-    def pieces(self) -> Iterator[Tensor]:
-        """The features of a matrix call, patches of a convolution a few examples at a time."""
+    def pieces(self, form: MatrixForm) -> Iterator[Affine | Windows]:
+        """What a matrix call saw, a convolution's patches a few examples at a time or by autocorrelation."""
+        for x in self._pieces(form):
+            yield x if isinstance(x, Windows) else Affine(x, bool(form.inputs), form.bias)
+
+    def _pieces(self, form: MatrixForm) -> Iterator[Tensor | Windows]:
         rule = self.use.rule
         plain = self.layout == Layout("dim", 0) and isinstance(rule, ConvRule) and len(rule.x) == self.size
-        if self._features is not None or self.keep_graph or not plain:
+        if self._features is not None or self.keep_graph:
             yield self.features
             return
+        rule = self._as_seen()
+        if not plain:
+            yield self._examples_first(rule).detach() if stays_narrow(rule.x) else self.features
+            return
         assert isinstance(rule, ConvRule)
+        if form.inputs and rule.by_autocorrelation() and not stays_narrow(rule.x):
+            yield from Windows(widened(rule.x.detach()), form.bias).pieces()
+            return
         positions = self.use.shape[2:].numel()
         each = positions * rule.x.shape[1] * math.prod(rule.kernel) * rule.x.element_size()
-        step = max(1, PIECE // max(each, 1)) if rule.x.device.type == "cpu" else self.size
+        step = max(1, int(PIECE if rule.x.device.type == "cpu" else budget(rule.x.device)) // max(each, 1))
         for start in range(0, self.size, step):
             with torch.no_grad():
                 some = replace(rule, x=rule.x[start : start + step])
-                yield widened(some.features())
+                yield some.features() if stays_narrow(rule.x) else widened(some.features())
 
-    def _examples_first(self) -> Tensor:
+    def _as_seen(self) -> Rule:
+        """The rule of a matrix call with the input in the type in which autocast multiplied it."""
         rule = self.use.rule
+        if self.autocast is None or not rule.x.is_cuda or rule.x.dtype != torch.float32:
+            return rule
+        return replace(rule, x=rule.x.detach().to(self.autocast))
+
+    def _examples_first(self, rule: Rule | None = None) -> Tensor:
+        as_it_is, rule = rule is not None, rule or self.use.rule
         if isinstance(rule, EmbeddingRule):
             return self.layout.examples_first(rule.x.unsqueeze(-1), 0, self.size).squeeze(-1)
         lead = 1 if isinstance(rule, MatrixRule) else 0
-        return self.layout.examples_first(widened(rule.features()), lead, self.size)  # type: ignore[attr-defined]
+        found = rule.features()  # type: ignore[attr-defined]
+        return self.layout.examples_first(found if as_it_is else widened(found), lead, self.size)
 
     def gradient(self, raw: Tensor) -> Tensor:
-        """Matrix: [K, E, N, T, O]; element and embedding: [K, N, T, F]."""
-        g = self.use.rule.gradient(widened(raw))
+        """Matrix: [K, E, N, T, O], perhaps in half precision; element and embedding: [K, N, T, F]."""
+        narrow = stays_narrow(raw) and isinstance(self.use.rule, MatrixRule)
+        g = self.use.rule.gradient(raw if narrow else widened(raw))
         start, _ = lead_dims(self.use, g)
         return self.layout.examples_first(g, start, self.size)
 
 
-def widened(t: Tensor) -> Tensor:
-    """At least float32."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+def stays_narrow(t: Tensor) -> bool:
+    """Whether sums of its products are had in float32 without widening it first: a GPU multiplies so."""
+    return t.is_cuda and t.dtype in (torch.float16, torch.bfloat16)
 
 
 class Recording:
@@ -116,14 +140,33 @@ class Recording:
         self.plan, self.inputs, self.seen, self.size = plan_, inputs, seen, size
         self.called: list[CalledUse] = []
         self.needed: list[int] = []
+        self.calls_of: dict[str, list[tuple[int, Ref]]] = {}  # by block: which of ``called``, with which rows
         for index, use in enumerate(seen.uses):
-            if any(ref is not None and ref.name in plan_.block_of for ref in (use.weight, use.bias)):
+            refs = [ref for ref in (use.weight, use.bias) if ref is not None and ref.name in plan_.block_of]
+            for ref in refs:
+                calls = self.calls_of.setdefault(plan_.block_of[ref.name].name, [])
+                if not calls or calls[-1][0] != len(self.called):
+                    calls.append((len(self.called), ref))
+            if refs:
                 self.needed.append(index)
-                self.called.append(CalledUse(use, plan_.inspection, size, keep_graph))
+                self.called.append(CalledUse(use, plan_.inspection, size, keep_graph, plan_.network.autocast))
 
     @property
     def outputs(self) -> Tensor:
         return self.seen.outputs
+
+    @property
+    def direct(self) -> bool:
+        """Whether the outputs [N, C] are those of one Linear call, and nothing else is Bayesian."""
+        if len(self.called) != 1 or self.plan.example_blocks or self.outputs.dim() != 2:
+            return False
+        use = self.called[0].use
+        if type(use.rule) is not LinearRule or self.called[0].layout != Layout("dim", 0):
+            return False
+        if not all(ref.whole for calls in self.calls_of.values() for _, ref in calls):
+            return False
+        end = self.outputs.grad_fn
+        return end is not None and end is use.edge.node and use.shape == self.outputs.shape
 
     def bytes_per_column(self) -> int:
         """Memory of the gradients that one root column makes."""
@@ -136,15 +179,18 @@ class Recording:
         grads = [called.gradient(g) for called, g in zip(self.called, raw, strict=True)]
         return Gradients(self, grads, columns, create_graph)
 
-    def block_inputs(self, block: Block, whole: bool = True) -> Iterator[tuple[slice, Affine]]:
-        """Which pairs each call of a matrix block covers, and what it saw; ``whole``, or examples piece by piece."""
-        form = block.form
-        assert form is not None
-        for called in self.called:
-            ref = _ref_in(called.use, block)
-            if ref is not None:
-                for x in [called.features] if whole else called.pieces():
-                    yield _pairs(ref, form), Affine(x, bool(form.inputs), form.bias)
+    def block_inputs(self, block: Block) -> Iterator[tuple[slice, Affine]]:
+        """Which pairs each call of a matrix block covers, and what it saw."""
+        assert block.form is not None
+        for index, ref in self.calls_of.get(block.name, []):
+            yield _pairs(ref, block.form), affine(self.called[index], block.form)
+
+    def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows]]:
+        """The same piece by piece, for sums over examples."""
+        assert block.form is not None
+        for index, ref in self.calls_of.get(block.name, []):
+            for piece in self.called[index].pieces(block.form):
+                yield _pairs(ref, block.form), piece
 
 
 def affine(called: CalledUse, form: MatrixForm) -> Affine:
@@ -163,28 +209,23 @@ class Gradients:
     def outputs_of(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """Which pairs each call of a matrix block covers, and its output gradients [K, E', N, T, O]."""
         assert block.form is not None
-        for called, g in zip(self.recording.called, self.grads, strict=True):
-            ref = _ref_in(called.use, block)
-            if ref is not None:
-                yield _pairs(ref, block.form), g
+        for index, ref in self.recording.calls_of.get(block.name, []):
+            yield _pairs(ref, block.form), self.grads[index]
 
     def parts(self, block: Block) -> list[MatrixPart]:
         """The calls of a matrix block."""
-        found = []
-        assert block.form is not None
-        for called, g in zip(self.recording.called, self.grads, strict=True):
-            ref = _ref_in(called.use, block)
-            if ref is not None:
-                found.append(MatrixPart(_pairs(ref, block.form), affine(called, block.form), g))
-        return found
+        form = block.form
+        assert form is not None
+        return [
+            MatrixPart(_pairs(ref, form), affine(self.recording.called[i], form), widened(self.grads[i]))
+            for i, ref in self.recording.calls_of.get(block.name, [])
+        ]
 
     def table(self, block: Block) -> tuple[Tensor, Tensor]:
         """An embedding's rows: indices [N, T], and gradients [K, N, T, F] summed at an index's first place."""
-        (index,) = [i for i, c in enumerate(self.recording.called) if _ref_in(c.use, block) is not None]
+        ((index, _),) = self.recording.calls_of[block.name]
         ids, g = self.recording.called[index].features, self.grads[index]
-        first = (ids.unsqueeze(2) == ids.unsqueeze(1)).long().argmax(2)  # [N, T]: first position of the same index
-        merged = torch.zeros_like(g).scatter_add(2, first[None, :, :, None].expand_as(g), g)
-        return ids, merged
+        return ids, summed_at_first(ids, g)
 
     def rows(self, block: Block, which: slice) -> Tensor:
         """Per-example gradients [K, n, P] of some examples, in the block's flat order."""
@@ -193,19 +234,26 @@ class Gradients:
             return widened(block.gather(self._example_rows(which)))
         if block.source == "matrix":
             return self._matrix_rows(block, which, size)
+        found = self._use_rows(block, which)
+        if [ref.name for ref, _ in found] == [p.name for p in block.params] and all(ref.whole for ref, _ in found):
+            return torch.cat([values for _, values in found], dim=-1)
         total = widened(self.columns.new_zeros(self.count, size, block.size))
         offsets = dict(zip((p.name for p in block.params), _starts(block), strict=True))
-        for called, g in zip(self.recording.called, self.grads, strict=True):
-            for ref, values in _use_rows(called, g, which):
-                if ref.name not in offsets:
-                    continue
-                shape = next(p.shape for p in block.params if p.name == ref.name)
-                per_row = int(torch.Size(shape[1:]).numel())
-                start = offsets[ref.name] + ref.start * per_row
-                width = values.shape[-1]
-                piece = torch.nn.functional.pad(values, (start, block.size - start - width))
-                total = total + piece
+        for ref, values in found:
+            shape = next(p.shape for p in block.params if p.name == ref.name)
+            start = offsets[ref.name] + ref.start * int(torch.Size(shape[1:]).numel())
+            total = total + torch.nn.functional.pad(values, (start, block.size - start - values.shape[-1]))
         return total
+
+    def _use_rows(self, block: Block, which: slice) -> list[tuple[Ref, Tensor]]:
+        """What each use of the block's parameters adds to its rows."""
+        names = [p.name for p in block.params]
+        return [
+            (ref, values)
+            for index, _ in self.recording.calls_of.get(block.name, [])
+            for ref, values in _use_rows(self.recording.called[index], widened(self.grads[index]), which)
+            if ref.name in names
+        ]
 
     def row_chunks(self, block: Block) -> Iterator[slice]:
         """Pieces of the batch whose rows fit the memory budget."""
@@ -233,13 +281,10 @@ class Gradients:
         return block.form.unpack(native)
 
 
-def _ref_in(use: Use, block: Block) -> Ref | None:
-    names = [p.name for p in block.params]
-    if use.weight is not None and use.weight.name in names:
-        return use.weight
-    if use.bias is not None and use.bias.name in names:
-        return use.bias
-    return None
+def summed_at_first(ids: Tensor, g: Tensor) -> Tensor:
+    """Gradients [K, N, T, F] of looked-up rows [N, T], those of an example's same index summed at its first place."""
+    first = (ids.unsqueeze(2) == ids.unsqueeze(1)).byte().argmax(2)  # [N, T]: first position of the same index
+    return torch.zeros_like(g).scatter_add(2, first[None, :, :, None].expand_as(g), g)
 
 
 def _pairs(ref: Ref, form: MatrixForm) -> slice:
@@ -286,6 +331,8 @@ class Plan:
 
     def __init__(self, network: Network, blocks: list[Block], inspection: Inspection) -> None:
         self.network, self.blocks, self.inspection = network, blocks, inspection
+        self.fused = False  # whether attention may use its fused kernels: one backward pass and no more
+        self.together: int | None = None  # inputs that are known to fit into memory, once that ran out
         self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
         if network.device.type == "cpu" and any("Conv" in key[0] for key in inspection.layouts):
             network.batched_backward = False  # convolutions would be looped over all the same, and stacked
@@ -302,7 +349,7 @@ class Plan:
 
     def record(self, inputs: Inputs, size: int, keep_graph: bool = False) -> Recording:
         """Run a batch forward; with ``keep_graph`` what it saw stays differentiable in the inputs."""
-        seen = forward(self.network, inputs)
+        seen = forward(self.network, inputs, self.fused)
         if seen.outputs.shape[0] != size:
             raise BadData(
                 f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first "

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from whence.batches import size_of
 from whence.curvature.accumulate import accumulation_dtype
-from whence.curvature.jacobian import Plan, Recording, affine
+from whence.curvature.checkpoint import Sums
+from whence.curvature.jacobian import Plan, Recording, affine, widened
 from whence.curvature.layout import TOLERANCE, probe_like
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
@@ -33,17 +34,19 @@ REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvatur
 def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
     """Kronecker factors of every block, by the recursion."""
     recorder = Recorder(likelihood)
-    sums: list[tuple[Tensor, Tensor, Tensor]] = []
-    for batch in batches.passes(options.passes, options.progress, "kfra"):
+    kept = Sums(plan.network.device)
+    for batch in batches.passes(options.passes, options.progress, "kfra", [recorder, kept]):
         size = size_of(batch.inputs)
         recording = plan.record(batch.inputs, size)
-        targets = likelihood.check(recording.outputs, batch.targets, batch.index)
-        recorder.add(recording.outputs, targets, batch.index)
+        outputs = widened(recording.outputs.detach())
+        targets = likelihood.check(outputs, batch.targets, batch.index)
+        recorder.add(outputs, targets, batch.index)
         slopes, weights = _chain(recording)
-        if not sums:
+        if not kept.values:
             _check(recording, slopes, weights)
-            sums = _empty(plan, recording.outputs)
-        mean = likelihood.hessian(recording.outputs.detach(), targets)[:, 0].mean(0)  # [C, C]
+            kept.values = _empty(plan, recording.outputs)
+        sums = _by_block(kept.values)
+        mean = likelihood.hessian(outputs, targets)[:, 0].mean(0)  # [C, C]
         for i in reversed(range(len(weights))):
             mean = mean * (slopes[i].mT @ slopes[i] / size)
             a = affine(recording.called[i], plan.blocks[i].form).dense()[0, :, 0]  # type: ignore[arg-type]
@@ -51,22 +54,24 @@ def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Option
             sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
             sums[i][2][0] += size
             mean = weights[i].mT @ mean @ weights[i]
-    return [Kronecker(a, g, count) for a, g, count in sums], recorder.record
+    return [Kronecker(a, g, count) for a, g, count in _by_block(kept.values)], recorder.record
 
 
-def _empty(plan: Plan, like: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    made = []
-    for block in plan.blocks:
+def _by_block(values: dict[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Σ a aᵀ, Σ g gᵀ and the number of terms, of each block."""
+    names = ("inputs", "grads", "count")
+    return [tuple(values[f"{i}.{n}"] for n in names) for i in range(len(values) // len(names))]  # type: ignore[misc]
+
+
+def _empty(plan: Plan, like: Tensor) -> dict[str, Tensor]:
+    made: dict[str, Tensor] = {}
+    for i, block in enumerate(plan.blocks):
         assert block.form is not None
         _, outputs, inputs = block.form.native
         options: dict[str, Any] = {"dtype": accumulation_dtype(like.dtype), "device": like.device}
-        made.append(
-            (
-                torch.zeros(1, inputs, inputs, **options),
-                torch.zeros(1, outputs, outputs, **options),
-                torch.zeros(1, dtype=torch.float64, device=like.device),
-            )
-        )
+        made[f"{i}.inputs"] = torch.zeros(1, inputs, inputs, **options)
+        made[f"{i}.grads"] = torch.zeros(1, outputs, outputs, **options)
+        made[f"{i}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
     return made
 
 
@@ -90,8 +95,8 @@ def _chain(recording: Recording) -> tuple[list[Tensor], list[Tensor]]:
             (slope,) = torch.autograd.grad(after.sum(), use.edge, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
         if slope is None or slope.shape != after.shape:
             raise UnsupportedLayer(f"the layer after {blocks[i].name} does not depend on it alone. {REMEDY}")
-        slopes.append(slope)
-        weights.append(recording.plan.network.params[use.weight.name].detach())
+        slopes.append(widened(slope))
+        weights.append(widened(recording.plan.network.params[use.weight.name].detach()))
     return slopes, weights
 
 
@@ -103,7 +108,7 @@ def _check(recording: Recording, slopes: list[Tensor], weights: list[Tensor]) ->
     for i in reversed(range(len(weights))):
         g = g * slopes[i]
         error = float((g - true[i][0]).norm() / true[i][0].norm().clamp(min=1e-30))
-        if error > TOLERANCE.get(g.dtype, 5e-2):
+        if error > TOLERANCE.get(recording.outputs.dtype, 5e-2):
             raise UnsupportedLayer(
                 f"what follows {recording.plan.blocks[i].name} is not an elementwise activation and the next layer "
                 f"(gradients differ by {error:.2g}). {REMEDY}"

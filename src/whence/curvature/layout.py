@@ -7,6 +7,7 @@ autograd's; a parameter for which they do not is left to the per-example fallbac
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,11 +16,14 @@ from torch import Tensor
 
 from whence.batches import Inputs, concatenate, size_of, take
 from whence.curvature.capture import Pass, Ref, Use, forward, gradients
+from whence.curvature.memory import attempt, release
 from whence.curvature.rules import EmbeddingRule, MatrixRule
 from whence.errors import BadData
 from whence.functional import Network, differentiable
 
 CHECKED = 8  # examples of the first batch that are looked at
+PROBED = 2**30  # bytes of gradients that are looked at; fewer examples, where they would be more
+PERIOD = 1_000_003  # entries of a probe before it repeats itself
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
@@ -93,9 +97,9 @@ def rebuilt(use: Use, g: Tensor) -> dict[str, tuple[Ref, Tensor]]:
     canonical = rule.gradient(g.unsqueeze(0))[0]
     parts: dict[str, tuple[Ref, Tensor]] = {}
     if isinstance(rule, MatrixRule):
-        rows = canonical.flatten(1, -2)  # [E, R, O]
+        rows = widened(canonical.flatten(1, -2))  # [E, R, O]
         if use.weight is not None:
-            grad = rows.mT @ rule.features().flatten(1, -2)  # [E, O, D]
+            grad = rows.mT @ widened(rule.features().flatten(1, -2))  # [E, O, D]
             parts["weight"] = (use.weight, as_weight(grad, rule))
         if use.bias is not None:
             parts["bias"] = (use.bias, rows.sum(1).flatten())
@@ -127,12 +131,26 @@ def kernel_size(rule: MatrixRule) -> int:
 
 
 def inspect(network: Network, selected: list[str], inputs: Inputs) -> Inspection:
-    """Look at the first examples of a batch: find the layouts, and check the gradients."""
-    few = take(inputs, slice(0, CHECKED))
+    """Look at the first examples of a batch: find the layouts, and check the gradients; at two, if more do not fit."""
+    found = attempt(lambda: _inspect(network, selected, inputs, CHECKED))
+    if found is None:
+        release(network.device)
+        found = _inspect(network, selected, inputs, 2)
+    return found
+
+
+def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) -> Inspection:
+    few = take(inputs, slice(0, count))
     if size_of(few) == 1:
         few = concatenate([few, few])  # two, so that the example dimension can be told from others of size one
     size = size_of(few)
     seen = forward(network, few)
+    each = sum(use.shape.numel() for use in seen.uses) * seen.outputs.element_size() // size
+    if size > 2 and size * size * each > PROBED:  # every example's gradient goes to all of them
+        fewer = max(2, math.isqrt(PROBED // each))
+        if fewer < size:
+            del seen
+            return _inspect(network, selected, inputs, fewer)
     if seen.outputs.shape[0] != size:
         raise BadData(
             f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first dimension "
@@ -177,7 +195,7 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
             rows = target[ref.start : ref.stop] if target.dim() else target
             rows += grad.reshape(rows.shape)
     norms = [0.0 if t is None else float(t.norm()) for t in true]
-    tolerance = TOLERANCE.get(network.dtype, 5e-2)
+    tolerance = TOLERANCE.get(network.dtype, 5e-2) if network.autocast is None else 5e-2
     for name, t, norm in zip(selected, true, norms, strict=True):
         error = float((sums[name] - (0 if t is None else t[0])).norm())
         if t is None:
@@ -192,5 +210,11 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
 def probe_like(outputs: Tensor) -> Tensor:
     """A fixed, generic direction in output space."""
     generator = torch.Generator().manual_seed(2018)
-    probe = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-    return probe.to(outputs.device, outputs.dtype)
+    size = outputs.numel()
+    probe = torch.randn(min(size, PERIOD), generator=generator, dtype=torch.float64).to(outputs.device, outputs.dtype)
+    return probe.repeat(-(-size // len(probe)))[:size].reshape(outputs.shape) if size else outputs.detach()
+
+
+def widened(t: Tensor) -> Tensor:
+    """At least float32."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t

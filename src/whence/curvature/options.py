@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from whence.curvature.blocks import MAX_FACTOR
 from whence.curvature.columns import Draws
 from whence.errors import BadOption, notice
 from whence.likelihoods import Likelihood
@@ -35,6 +36,9 @@ class Options:
     progress: bool = True
     estimate_noise: bool = False  # of a Gaussian, from the training residuals
     first: int = 0  # number of the first example, for its randomness
+    max_factor: int = MAX_FACTOR  # rows of a Kronecker factor beyond which its diagonal is kept
+    cuda_graphs: bool = True  # whether batches are replayed as graphs where that pays
+    offload: bool = False  # whether curvature and decompositions are kept in main memory
 
 
 def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whence.batches import Inputs, size_of, take
 from whence.curvature.capture import gradients
+from whence.errors import is_out_of_memory
 from whence.functional import Network, differentiable
 
 
@@ -27,7 +28,7 @@ class PerExample:
                 try:
                     return self._vectorised(inputs, columns)
                 except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                    if "out of memory" in str(error):
+                    if is_out_of_memory(error):
                         raise
                     self.vectorised = False
             return self._one_by_one(inputs, columns, create_graph)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import check_finite
+from whence.checks import check_finite
 from whence.errors import notice
 from whence.likelihoods import Gaussian, Likelihood
 
@@ -60,48 +61,79 @@ SUMS = ("data_size", "seen", "loss", "targets", "correct", "confidence", "square
 
 
 class Recorder:
-    """Builds a :class:`FitRecord` batch by batch, and looks for outputs that are not what they should be."""
+    """Adds up a :class:`FitRecord` on the device, and looks for outputs that are not what they should be."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
-        noise = None
-        if isinstance(likelihood, Gaussian) and likelihood.noise.dim() == 0:
-            noise = float(likelihood.noise)
-        self.record = FitRecord(noise=noise)
+        self._sums: Tensor | None = None  # in the order of SUMS without the first two, float64, on the device
+        self.size = 0
+        self._shape: tuple[int, ...] = ()
 
     def add(self, outputs: Tensor, targets: Tensor, index: int) -> None:
         outputs = outputs.detach()
         check_finite(outputs, "the outputs of the network", index)
-        size = len(outputs)
-        loss = float(self.likelihood.nll(outputs, targets).double().sum())
-        shape = tuple(outputs.shape[1:])
-        new = FitRecord(data_size=size, seen=size, loss=loss, output_shape=shape, **self._quality(outputs, targets))
-        self.record = self.record.merged(new)
+        self._shape = self._shape or tuple(outputs.shape[1:])
+        self.size += len(outputs)
+        loss = self.likelihood.nll(outputs, targets).sum(dtype=torch.float64)
+        found = {"loss": loss, **self._quality(outputs, targets)}
+        values = (found.get(key, 0) for key in SUMS[2:])
+        new = torch.stack([v if isinstance(v, Tensor) else loss.new_full((), v) for v in values])
+        if self._sums is None:
+            self._sums = new
+        else:
+            self._sums += new  # in place, for graphs
 
-    def _quality(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    @property
+    def sums(self) -> list[Tensor]:
+        """What is added up on the device."""
+        return [] if self._sums is None else [self._sums]
+
+    @property
+    def record(self) -> FitRecord:
+        noise = None
+        if isinstance(self.likelihood, Gaussian) and self.likelihood.noise.dim() == 0:
+            noise = float(self.likelihood.noise)
+        if self._sums is None:
+            return FitRecord(noise=noise)
+        sums = dict(zip(SUMS[2:], self._sums.tolist(), strict=True))
+        return FitRecord(noise=noise, output_shape=self._shape, data_size=self.size, seen=self.size, **sums)
+
+    def state(self) -> dict[str, Tensor]:
+        """What was added up so far, to be written."""
+        if self._sums is None:
+            return {}
+        whole = torch.tensor([self.size, *self._shape], dtype=torch.int64)
+        return {"sums": self._sums, "size_and_shape": whole}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        if "sums" in state:
+            self._sums = state["sums"]
+            self.size, *shape = state["size_and_shape"].tolist()
+            self._shape = tuple(shape)
+
+    def _quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         flat = self.likelihood.flatten(outputs)
         task = self.likelihood.task
         if task == "classification":
             keep = targets != getattr(self.likelihood, "ignore_index", -100)
-            top, label = flat.softmax(-1).max(-1)
-            right = (label == targets) & keep
+            top, label = flat.max(-1)
+            confidence = (top - flat.logsumexp(-1)).exp()
             return {
-                "targets": float(keep.sum()),
-                "correct": float(right.sum()),
-                "confidence": float((top * keep).sum()),
+                "targets": keep.sum(dtype=torch.float64),
+                "correct": ((label == targets) & keep).sum(dtype=torch.float64),
+                "confidence": (confidence * keep).sum(dtype=torch.float64),
             }
         if task == "binary":
             p = flat.sigmoid()
             truth = self.likelihood.flatten(targets)
             return {
-                "targets": float(p.numel()),
-                "correct": float(((p > 0.5) == (truth > 0.5)).sum()),
-                "confidence": float(torch.maximum(p, 1 - p).sum()),
+                "targets": p.numel(),
+                "correct": ((p > 0.5) == (truth > 0.5)).sum(dtype=torch.float64),
+                "confidence": torch.maximum(p, 1 - p).sum(dtype=torch.float64),
             }
         if isinstance(self.likelihood, Gaussian):
-            squares = (outputs - targets).double().square().sum()
-            return {"targets": float(outputs.numel()), "squares": float(squares)}
-        return {"targets": float(targets.numel())}
+            return {"targets": outputs.numel(), "squares": (outputs - targets).double().square().sum()}
+        return {"targets": targets.numel()}
 
 
 def warn_if_probabilities(likelihood: Likelihood, outputs: Tensor) -> None:

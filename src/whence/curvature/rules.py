@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.patches import conv_patches, transposed_patches
+from whence.curvature.autocorrelation import pays
+from whence.curvature.patches import conv_patches, padding_of, per_dimension, transposed_patches
+from whence.linalg.dense import SPLIT
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,16 @@ class ConvRule(MatrixRule):
 
     def features(self) -> Tensor:
         return conv_patches(self.batched(), self.kernel, **self.options)
+
+    def by_autocorrelation(self) -> bool:
+        """Whether Σ a aᵀ is cheaper from the input's autocorrelation than from patches."""
+        if type(self) is not ConvRule or self.kernel != (3, 3) or self.pairs != 1 or self.x.dim() != 4:
+            return False
+        ones = all(per_dimension(self.options[key], 2) == (1, 1) for key in ("stride", "dilation"))
+        amounts = padding_of(self.options["padding"], self.kernel, (1, 1)) if ones else []
+        channels, height, width = self.x.shape[1:]
+        halved = self.x.device.type == "cpu" and 9 * channels > SPLIT
+        return amounts == [(1, 1), (1, 1)] and pays(channels, height, width, halved)
 
     def gradient(self, g: Tensor) -> Tensor:
         g = g if g.dim() == len(self.kernel) + 3 else g.unsqueeze(1)  # [K, B, O, *space]
@@ -191,6 +203,17 @@ def _addmm(
     if alpha != 1 or beta != 1 or bias.dim() != 1:
         return None
     return Call(TransposedLinearRule(input), weight, bias)
+
+
+def _matmul(input: Tensor, other: Tensor) -> Call | None:  # noqa: A002
+    """x W with W [D, O], or x Aᵀ with a parameter A [O, D]."""
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor) or other.dim() != 2 or input.dim() < 2:
+        return None
+    base = other._base
+    turned = None if base is None or base.dim() != 2 else base.t()
+    if turned is not None and turned.shape == other.shape and turned.stride() == other.stride():
+        return Call(LinearRule(input), base, None)
+    return Call(TransposedLinearRule(input), other, None)
 
 
 def _conv(
@@ -314,6 +337,11 @@ def _embedding(
 BINDERS: dict[Any, Callable[..., Call | None]] = {
     F.linear: _linear,
     torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.mm: _matmul,
+    torch.Tensor.mm: _matmul,
     F.conv1d: _conv,
     F.conv2d: _conv,
     F.conv3d: _conv,

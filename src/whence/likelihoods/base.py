@@ -17,6 +17,7 @@ class Likelihood(ABC):
     """How targets arise from outputs. Subclass it, or use :class:`Custom`, for your own."""
 
     task: Task = "outputs"
+    uniforms: int | None = None  # uniform numbers that a draw takes at each position; None: one for each output
     fisher_draws: int | None = None  # label draws that stand in for Λ where it has no exact root
 
     def counts(self, targets: Tensor) -> Tensor | None:
@@ -51,6 +52,15 @@ class Likelihood(ABC):
         """Λ, [N, M, C, C]."""
         root = self.root(outputs, targets)
         return root @ root.mT
+
+    def hessian_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Σ Λ over examples and positions, [C, C]."""
+        root = self.root(outputs, targets)
+        return torch.einsum("nmck,nmdk->cd", root, root)
+
+    def hessian_diagonal(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """diag Λ, [N, M, C]."""
+        return self.root(outputs, targets).square().sum(-1)
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Derivative of the summed NLL in the outputs, [N, M, C]."""

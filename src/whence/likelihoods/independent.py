@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from whence.checks import refuse
 from whence.errors import BadData, BadOption
 from whence.likelihoods.base import Likelihood, Task, match_shape
 from whence.randomness import normal_from_uniform
@@ -25,6 +26,12 @@ class Independent(Likelihood):
     def root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return torch.diag_embed(self.weight(outputs).sqrt())
 
+    def hessian_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.diag(self.weight(outputs).sum((0, 1)))
+
+    def hessian_diagonal(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weight(outputs)
+
 
 class Bernoulli(Independent):
     """Independent logits, one for each label (one for binary classification, several for multi-label)."""
@@ -33,9 +40,7 @@ class Bernoulli(Independent):
 
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         targets = match_shape(outputs, targets, "Bernoulli", index).to(outputs.dtype)
-        if bool(((targets < 0) | (targets > 1)).any()):
-            bad = float(targets[(targets < 0) | (targets > 1)].reshape(-1)[0])
-            raise BadData(f"batch {index}: binary targets lie between 0 and 1, but {bad:g} was met.")
+        refuse(torch.stack(torch.aminmax(targets)), lambda seen: _outside(seen, index))
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -129,9 +134,8 @@ class Poisson(Independent):
     def check(self, outputs: Tensor, targets: Tensor, index: int = 0) -> Tensor:
         targets = match_shape(outputs, targets, "Poisson", index).to(outputs.dtype)
         wrong = (targets < 0) | (targets != targets.round())
-        if bool(wrong.any()):
-            value = float(targets[wrong][0])
-            raise BadData(f"batch {index}: Poisson targets are counts (0, 1, 2, …), but {value:g} was met.")
+        extremes = torch.stack(torch.aminmax(torch.where(wrong, targets, 0)))
+        refuse(extremes, lambda seen: _no_count(seen, index))
         return targets
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -156,3 +160,13 @@ def poisson_quantile(rate: Tensor, level: Tensor) -> Tensor:
         above = torch.special.gammaincc(mid + 1, rate) > level
         high, low = torch.where(above, mid, high), torch.where(above, low, mid)
     return high
+
+
+def _outside(extremes: list[float], index: int) -> str | None:
+    bad = next((value for value in extremes if not 0 <= value <= 1), None)
+    return None if bad is None else f"batch {index}: binary targets lie between 0 and 1, but {bad:g} was met."
+
+
+def _no_count(extremes: list[float], index: int) -> str | None:
+    bad = next((value for value in extremes if value), None)
+    return None if bad is None else f"batch {index}: Poisson targets are counts (0, 1, 2, …), but {bad:g} was met."

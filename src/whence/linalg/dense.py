@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from whence.errors import NotConverged, NotPositiveDefinite
+from whence.errors import NotConverged, NotPositiveDefinite, is_out_of_memory
 
-SMALL = 2048  # decomposed in float64 up to here on the CPU
+Eigen = tuple[Tensor, Tensor]  # λ [..., n] and Q [..., n, n]
+
+CPU_DOUBLE = 2048  # decomposed in float64 up to here on the CPU
+CUDA_DOUBLE = 512  # and on a GPU
+CUDA_BATCHED = 512  # matrices of one shape up to here go into one call on a GPU
+ON_CPU = 96  # those of a GPU up to here are decomposed on the CPU
+TOGETHER = 2**30  # bytes, in float64, of what goes into one call
 NEGATIVE = {torch.float64: 1e-6, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
 LONG = 32768  # rows that go into one product
+NOT_FINITE = "the curvature holds NaN or infinite values; was the network's output finite?"
+NEGATIVE_VALUE = (
+    "the curvature has a negative eigenvalue, {:.3g} of its largest. Use float64, or curvature='ggn', which is "
+    "positive semi-definite."
+)
 SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
 
 
@@ -18,57 +32,155 @@ def gram(x: Tensor) -> Tensor:
 
     Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits.
     """
-    if x.shape[-2] > LONG and x.device.type == "cpu":
-        return torch.stack([gram(piece) for piece in x.split(LONG, dim=-2)]).sum(0)
-    width = x.shape[-1]
-    if width <= SPLIT or x.device.type != "cpu" or x.shape[-2] < 8:
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return _narrow_gram(x)
+    if x.dim() == 3 and len(x) == 1:
+        return gram(x[0]).unsqueeze(0)  # a plain product is split over its rows, a batched one is not
+    if x.device.type != "cpu" or x.dim() > 2:
         return x.mT @ x
-    half = width // 2
-    left, right = x[..., :half], x[..., half:]
-    corner = left.mT @ right
-    out = x.new_empty(*x.shape[:-2], width, width)
-    out[..., :half, :half] = gram(left)
-    out[..., half:, half:] = gram(right)
-    out[..., :half, half:] = corner
-    out[..., half:, :half] = corner.mT
-    return out
+    out = x.new_zeros(x.shape[-1], x.shape[-1])
+    add_upper_gram(x, out)
+    return mirrored(out)
 
 
-def eigh_psd(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """(λ ≥ 0, Q) with matrix = Q diag(λ) Qᵀ, batched; in float64 where it is small or float32 fails."""
-    if not bool(torch.isfinite(matrix).all()):
-        raise NotPositiveDefinite(
-            f"{what}: the curvature holds NaN or infinite values; was the network's output finite?"
-        )
-    double = matrix.shape[-1] <= SMALL and matrix.device.type == "cpu"
-    work = (matrix + matrix.mT) / 2
-    if double or matrix.dtype == torch.float64:
-        values, vectors = _eigh(work.double(), what)
+def add_upper_gram(x: Tensor, out: Tensor) -> None:
+    """Add xᵀ x to ``out`` [D, D], perhaps a part of a larger matrix; what it adds below the diagonal is not meant."""
+    width = x.shape[-1]
+    if len(x) > LONG:  # each piece from zero: a float32 sum over millions of rows loses three digits
+        pieces = [torch.zeros_like(out) for _ in range(0, len(x), LONG)]
+        for piece, part in zip(x.split(LONG), pieces, strict=True):
+            add_upper_gram(piece, part)
+        out += torch.stack(pieces).sum(0)
+    elif width <= SPLIT or len(x) < 8:
+        out.addmm_(x.mT, x)
     else:
+        half = width // 2
+        left, right = x[:, :half], x[:, half:]
+        out[:half, half:].addmm_(left.mT, right)
+        add_upper_gram(left, out[:half, :half])
+        add_upper_gram(right, out[half:, half:])
+
+
+def mirrored(upper: Tensor) -> Tensor:
+    """The symmetric matrices [..., D, D] with these upper triangles, in the same memory."""
+    width = upper.shape[-1]
+    if width <= SPLIT:
+        return upper.copy_(upper.triu() + upper.triu(1).mT)
+    half = width // 2
+    upper[..., half:, :half] = upper[..., :half, half:].mT
+    mirrored(upper[..., :half, :half])
+    mirrored(upper[..., half:, half:])
+    return upper
+
+
+def _narrow_gram(x: Tensor) -> Tensor:
+    """Of half precision, in float32: the products of such numbers are exact there."""
+    if x.is_cuda:
         try:
-            values, vectors = torch.linalg.eigh(work.float())
-            if not bool(torch.isfinite(vectors).all()):
-                raise NotConverged(what)
-        except (RuntimeError, NotConverged):
-            values, vectors = _eigh(work.double(), what)
+            flat = x.reshape(-1, *x.shape[-2:])
+            if len(flat) == 1:
+                return torch.mm(flat[0].mT, flat[0], out_dtype=torch.float32).reshape(*x.shape[:-2], -1, x.shape[-1])
+            return torch.bmm(flat.mT, flat, out_dtype=torch.float32).reshape(*x.shape[:-2], -1, x.shape[-1])
+        except (TypeError, RuntimeError) as error:  # torch before 2.8, or a GPU without such a product
+            if is_out_of_memory(error):
+                raise
+    return gram(x.float())
+
+
+def eigh_psd(matrix: Tensor, what: str) -> Eigen:
+    """(λ ≥ 0, Q) with matrix = Q diag(λ) Qᵀ, batched; in float64 where it is small or float32 fails."""
+    return eigh_many([matrix], [what])[0]
+
+
+def eigh_many(matrices: Sequence[Tensor], names: Sequence[str]) -> list[Eigen]:
+    """:func:`eigh_psd` of several [..., n, n]; on a GPU small ones of one shape go together."""
+    found: list[Eigen | None] = [None] * len(matrices)
+    groups: dict[Any, list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alone = not matrix.is_cuda or matrix.shape[-1] > CUDA_BATCHED
+        groups.setdefault(i if alone else (matrix.shape[-1], matrix.device, matrix.dtype), []).append(i)
+    for members in groups.values():
+        for some in _within(members, matrices):
+            each = [matrices[i].reshape(-1, *matrices[i].shape[-2:]) for i in some]
+            stacked = each[0] if len(each) == 1 else torch.cat(each)
+            counts = [matrices[i].shape[:-2].numel() for i in some]
+            values, vectors = _eigen(stacked, [names[i] for i in some], counts)
+            pieces = zip(some, values.split(counts), vectors.split(counts), strict=True)
+            for i, value, vector in pieces:
+                shape = matrices[i].shape
+                found[i] = (value.reshape(shape[:-1]), vector.reshape(shape))
+    return [f for f in found if f is not None]
+
+
+def _within(members: list[int], matrices: Sequence[Tensor]) -> list[list[int]]:
+    """Some at a time, such that they stay inside the memory bound."""
+    pieces: list[list[int]] = []
+    room = 0
+    for i in members:
+        size = matrices[i].numel() * 8
+        if not pieces or size > room:
+            pieces.append([])
+            room = TOGETHER
+        pieces[-1].append(i)
+        room -= size
+    return pieces
+
+
+def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
+    """Of one batch [B, n, n], whose members belong, ``counts`` at a time, to the names."""
+    owner = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+    _require(torch.isfinite(matrix).flatten(1).all(1), owner, NOT_FINITE)
+    work = (matrix + matrix.mT) / 2
+    size, cuda = matrix.shape[-1], matrix.is_cuda
+    work = work.cpu() if cuda and size <= ON_CPU else work
+    double = matrix.dtype == torch.float64 or size <= (CUDA_DOUBLE if work.is_cuda else CPU_DOUBLE)
+    try:
+        values, vectors = _either(work, double, owner)
+    except RuntimeError as error:
+        if not work.is_cuda or not is_out_of_memory(error):
+            raise
+        values, vectors = _either(work.cpu(), double, owner)  # slower, and there is room
     top = values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
-    lowest = float((values / top).min())
-    if lowest < -NEGATIVE.get(matrix.dtype, 1e-4):
-        raise NotPositiveDefinite(
-            f"{what}: the curvature has a negative eigenvalue, {lowest:.3g} of its largest. "
-            "Use float64, or curvature='ggn', which is positive semi-definite."
-        )
+    lowest = (values / top).amin(-1)
+    worst = float(lowest.min())
+    _require(lowest >= -NEGATIVE.get(matrix.dtype, 1e-4), owner, NEGATIVE_VALUE.format(worst))
     # Rounding leaves directions without curvature at ±ε λ_max; they are zero.
-    noise = torch.finfo(matrix.dtype).eps * matrix.shape[-1] * top
+    noise = torch.finfo(matrix.dtype).eps * size * top
     values = torch.where(values > noise * 1e-2, values, values.clamp(min=0))
-    return values.to(matrix.dtype), vectors.to(matrix.dtype).contiguous()
+    return values.to(matrix), vectors.to(matrix).contiguous()
 
 
-def _eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
+def _require(fine: Tensor, owner: list[str], what: str) -> None:
+    """Raise for the first matrix that is not fine."""
+    if not bool(fine.all()):
+        raise NotPositiveDefinite(f"{owner[int((~fine).nonzero()[0])]}: {what}")
+
+
+def _either(matrix: Tensor, double: bool, owner: list[str]) -> Eigen:
+    single = None if double else _single(matrix.float())
+    return _double(matrix, owner) if single is None else single
+
+
+def _single(matrix: Tensor) -> Eigen | None:
+    """In float32; None where that did not converge (λ must add up to the trace)."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except RuntimeError as error:
-        raise NotConverged(f"{what}: the eigendecomposition did not converge ({error}).") from error
+        if is_out_of_memory(error):
+            raise
+        return None
+    off = (values.sum(-1) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)).abs()
+    fine = torch.isfinite(vectors).all() & (off <= 1e-3 * values.abs().sum(-1)).all()
+    return (values, vectors) if bool(fine) else None
+
+
+def _double(matrix: Tensor, owner: list[str]) -> Eigen:
+    try:
+        values, vectors = torch.linalg.eigh(matrix.double())
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise NotConverged(f"{owner[0]}: the eigendecomposition did not converge ({error}).") from error
     return values, vectors
 
 

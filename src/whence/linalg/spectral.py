@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,16 @@ class Spectral(ABC):
     """An eigendecomposition; see the module's text."""
 
     values: Tensor
+
+    def to(self, device: torch.device) -> Spectral:
+        """A copy on another device; pinned, where it waits in main memory for a GPU."""
+        moved = {f.name: _moved(getattr(self, f.name), device) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **moved)  # type: ignore[type-var]
+
+    @cached_property
+    def lowest(self) -> float:
+        """The smallest of ``values``."""
+        return float(self.values.min())
 
     @property
     @abstractmethod
@@ -104,11 +116,14 @@ class DenseSpectral(Spectral):
 
 @dataclass(frozen=True)
 class KroneckerSpectral(Spectral):
-    """Q = Q_G ⊗ Q_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table."""
+    """Q = Q_G ⊗ Q_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table.
+
+    A factor that is too large for eigenvectors is diagonal, and its Q is I, held as None.
+    """
 
     values: Tensor  # [E, O, D]
-    left: Tensor  # Q_G, [E, O, O]
-    right: Tensor  # Q_A, [E, D, D]
+    left: Tensor | None = None  # Q_G, [E, O, O]
+    right: Tensor | None = None  # Q_A, [E, D, D]
     left_values: Tensor | None = None  # λ_G, [E, O]; None where λ is not a product
     right_values: Tensor | None = None  # λ_A, [E, D]
 
@@ -118,16 +133,23 @@ class KroneckerSpectral(Spectral):
 
     def rotate(self, v: Tensor) -> Tensor:
         """Q_Gᵀ v Q_A."""
-        return self.left.mT @ v @ self.right
+        v = v if self.left is None else self.left.mT @ v
+        return v if self.right is None else v @ self.right
+
+    def back(self, v: Tensor) -> Tensor:
+        """Q_G v Q_Aᵀ."""
+        v = v if self.left is None else self.left @ v
+        return v if self.right is None else v @ self.right.mT
 
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
-        return self.left @ (self.rotate(v) * w) @ self.right.mT
+        return self.back(self.rotate(v) * w)
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        return self.left @ (noise * w) @ self.right.mT
+        return self.back(noise * w)
 
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        return self.left.square() @ w @ self.right.square().mT
+        w = w if self.left is None else self.left.square() @ w
+        return w if self.right is None else w @ self.right.square().mT
 
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
         turned = self.rotate(rows)
@@ -168,6 +190,14 @@ class LowRankSpectral(Spectral):
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
         turned, left = rows @ self.vectors, self.outside(rows)
         return rest * (left @ left.mT) + (turned * w) @ turned.mT
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if not isinstance(value, Tensor) or value.device == device:
+        return value
+    if value.is_cuda and device.type == "cpu":
+        return torch.empty_like(value, device=device, pin_memory=True).copy_(value)
+    return value.to(device, non_blocking=True)
 
 
 def dense(spectral: Spectral, w: Tensor, rest: Tensor) -> Tensor:

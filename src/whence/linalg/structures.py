@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import BadOption, NotDefined
-from whence.linalg.dense import eigh_psd
+from whence.linalg.dense import Eigen, eigh_psd
 from whence.linalg.spectral import (
     DenseSpectral,
     DiagonalSpectral,
@@ -31,9 +31,22 @@ class Structure(ABC):
     kind: ClassVar[str]
     additive: ClassVar[bool] = True  # whether two of them can be added without loss
 
-    @abstractmethod
     def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
         """Decomposition of D^{-1/2} H D^{-1/2}; ``ratio`` is D's diagonal in the native shape, None for I."""
+        found = [eigh_psd(matrix, name) for matrix, name in self.factors(ratio, what)]
+        return self.assembled(ratio, found, what)
+
+    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+        """The matrices [..., n, n] whose eigenvectors it takes, each with its name."""
+        return []
+
+    def factor_shapes(self) -> list[torch.Size]:
+        """Shapes of :meth:`factors`."""
+        return []
+
+    @abstractmethod
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
+        """The decomposition, from those of its factors."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -75,7 +88,7 @@ class Diagonal(Structure):
     def tensors(self) -> dict[str, Tensor]:
         return {"values": self.values}
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
         return DiagonalSpectral(self.values if ratio is None else self.values / ratio)
 
 
@@ -89,12 +102,18 @@ class Dense(Structure):
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
-        matrix = self.matrix
-        if ratio is not None:
-            half = ratio.rsqrt()
-            matrix = half.unsqueeze(1) * matrix * half
-        return DenseSpectral(*eigh_psd(matrix, what))
+    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+        if ratio is None:
+            return [(self.matrix, what)]
+        half = ratio.rsqrt()
+        return [(half.unsqueeze(1) * self.matrix * half, what)]
+
+    def factor_shapes(self) -> list[torch.Size]:
+        return [self.matrix.shape]
+
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
+        ((values, vectors),) = found
+        return DenseSpectral(values, vectors)
 
 
 @dataclass(frozen=True)
@@ -103,7 +122,13 @@ class Symmetric(Dense):
 
     kind: ClassVar[str] = "hessian"
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+        return []
+
+    def factor_shapes(self) -> list[torch.Size]:
+        return []
+
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
         matrix = self.matrix.double()
         if ratio is not None:
             half = ratio.rsqrt().to(matrix.dtype)
@@ -114,11 +139,11 @@ class Symmetric(Dense):
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """G ⊗ A, once for each of E pairs: A = ``inputs`` / ``count``, G = ``grads``."""
+    """G ⊗ A, once for each of E pairs: A = ``inputs`` / ``count``, G = ``grads``; of a large one the diagonal alone."""
 
     kind: ClassVar[str] = "kron"
-    inputs: Tensor  # Σ a aᵀ, [E, D, D]
-    grads: Tensor  # Σ g gᵀ, [E, O, O]
+    inputs: Tensor  # Σ a aᵀ, [E, D, D]; or Σ a², [E, D]
+    grads: Tensor  # Σ g gᵀ, [E, O, O]; or Σ g², [E, O]
     count: Tensor  # number of terms in ``inputs``, [E]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -126,22 +151,37 @@ class Kronecker(Structure):
 
     @property
     def mean_input(self) -> Tensor:
-        """A, [E, D, D]."""
-        count = torch.where(self.count > 0, self.count, 1.0)
-        return self.inputs / count.to(self.inputs.dtype)[:, None, None]
+        """A, [E, D, D] or [E, D]."""
+        count = torch.where(self.count > 0, self.count, 1.0).to(self.inputs.dtype)
+        return self.inputs / count.reshape(-1, *(1,) * (self.inputs.dim() - 1))
 
     def reweighted(self, factor: float) -> Structure:
         return Kronecker(self.inputs, self.grads * factor, self.count)
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
-        a = self.mean_input
-        if ratio is not None:
-            half = column_ratio(ratio, what).rsqrt()  # [D]
-            a = half.unsqueeze(1) * a * half
-        a_values, a_vectors = eigh_psd(a, f"{what}, input factor")
-        g_values, g_vectors = eigh_psd(self.grads, f"{what}, gradient factor")
+    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+        named = ((self._mean_input(ratio, what), "input"), (self.grads, "gradient"))
+        return [(matrix, f"{what}, {name} factor") for matrix, name in named if matrix.dim() == 3]
+
+    def factor_shapes(self) -> list[torch.Size]:
+        return [t.shape for t in (self.inputs, self.grads) if t.dim() == 3]
+
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
+        left = list(found)
+        a_values, a_vectors = left.pop(0) if self.inputs.dim() == 3 else (self._mean_input(ratio, what), None)
+        g_values, g_vectors = left.pop(0) if self.grads.dim() == 3 else (self.grads, None)
         table = g_values.unsqueeze(-1) * a_values.unsqueeze(-2)
         return KroneckerSpectral(table, g_vectors, a_vectors, g_values, a_values)
+
+    def _mean_input(self, ratio: Tensor | None, what: str) -> Tensor:
+        """D^{-1/2} A D^{-1/2}."""
+        a = self.mean_input
+        if ratio is None:
+            return a
+        column = column_ratio(ratio, what)  # [D]
+        if a.dim() == 2:
+            return a / column
+        half = column.rsqrt()
+        return half.unsqueeze(1) * a * half
 
 
 @dataclass(frozen=True)
@@ -160,7 +200,7 @@ class Ekfac(Structure):
     def scaled(self, factor: float) -> Structure:
         return Ekfac(self.values * factor, self.left, self.right)
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
         if ratio is not None:
             column_ratio(ratio, what)
             raise BadOption(
@@ -185,7 +225,7 @@ class LowRank(Structure):
     def scaled(self, factor: float) -> Structure:
         return LowRank(self.values * factor, self.vectors)
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
+    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
         if ratio is None:
             return LowRankSpectral(self.values, self.vectors)
         thin = self.vectors * self.values.sqrt() * ratio.rsqrt().unsqueeze(1)  # [P, R]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.errors import NotDefined, NotPositiveDefinite
+from whence.curvature.memory import attempt, gib
+from whence.errors import NotDefined, NotPositiveDefinite, TooLarge
 from whence.linalg.spectral import KroneckerSpectral, Spectral
 
 
@@ -32,15 +33,14 @@ class BlockGaussian:
         values = self.spectral.values
         if self.factored_size is not None and isinstance(self.spectral, KroneckerSpectral):
             return self._factored(self.spectral)
-        precision = self.scale * values + self.delta
-        if bool((precision <= 0).any()):
-            lowest = float(values.min())
+        lowest = self.spectral.lowest
+        if not self.scale * lowest + self.delta > 0:
             raise NotPositiveDefinite(
                 f"{self.name}: the precision is not positive definite (curvature eigenvalue {lowest:.3g}, prior "
                 f"{self.delta:.3g}). The network is not at a minimum: use curvature='ggn', a prior precision above "
                 f"{-lowest * self.scale:.3g}, or train on."
             )
-        return precision
+        return self.scale * values + self.delta
 
     def _factored(self, spectral: KroneckerSpectral) -> Tensor:
         """Ritter et al. (2018), eq. 9: (√N E[A] + √τ I) ⊗ (√N E[G] + √τ I), with N counted s times."""
@@ -64,6 +64,24 @@ class BlockGaussian:
     def colour(self, noise: Tensor) -> Tensor:
         """White noise [..., *native] → draws with covariance Σ."""
         return self.whiten(self.spectral.colour(self.precision.rsqrt(), noise, self.rest.rsqrt()))
+
+    def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
+        """Draws with covariance Σ, [S, *native]."""
+        values, shape = self.spectral.values, (num_samples, *self.spectral.native)
+
+        def drawn() -> Tensor:
+            device = values.device if generator is None else generator.device
+            noise = torch.randn(shape, generator=generator, device=device, dtype=values.dtype)
+            return self.colour(noise.to(values.device))
+
+        found = attempt(drawn)
+        if found is None:
+            needed = gib(num_samples * self.spectral.size * values.element_size())
+            raise TooLarge(
+                f"{self.name}: {num_samples} draws of its {self.spectral.size:,} weights take {needed}, for which "
+                f"{values.device} has no room. Take fewer at a time (num_samples=…)."
+            )
+        return found
 
     def solve(self, native: Tensor) -> Tensor:
         """Σ v."""

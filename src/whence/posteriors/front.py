@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whence.batches import Data
+from whence.curvature.blocks import MAX_FACTOR
+from whence.curvature.checkpoint import EVERY
 from whence.curvature.columns import Draws
+from whence.curvature.distributed import Ranks, together
 from whence.curvature.fit import fit
 from whence.curvature.options import SUPPORTED, Options
 from whence.curvature.selection import Layers, Mask, selection
 from whence.errors import BadOption, one_of
-from whence.functional import Network
+from whence.functional import Network, full_precision, outer_autocast
 from whence.likelihoods import Likelihood, resolve
+from whence.posteriors.across import open_checkpoint, plain, refuse_part, signature, tuned_alike
+from whence.posteriors.decompose import decomposed
 from whence.posteriors.laplace import Laplace, check_damping
 from whence.priors import Prior, PriorPrecision, check_numbers
 from whence.randomness import seed_from
+from whence.sharded import is_sharded
 
 CURVATURES = ("auto", "ggn", "mc", "empirical", "kfra", "hessian")
 
 
 @torch.inference_mode(False)
+@full_precision()
+@together
 def laplace(
     model: nn.Module,
     data: Any,
@@ -42,8 +53,14 @@ def laplace(
     rank: int = 64,
     passes: int = 1,
     data_size: int | None = None,
+    max_factor: int = MAX_FACTOR,
+    offload: bool = False,
+    cuda_graphs: bool = True,
+    autocast: torch.dtype | None = None,
     device: torch.device | str | None = None,
     process_group: Any = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = EVERY,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> Laplace:
@@ -72,9 +89,18 @@ def laplace(
         rank: eigenpairs that ``"lowrank"`` keeps.
         passes: passes over (randomly augmented) data, averaged back to one data set.
         data_size: examples that the curvature counts, if not those that are read.
+        max_factor: rows of a Kronecker factor beyond which its diagonal is kept (a vocabulary head's, for one);
+            ``posterior.structures`` says where.
+        cuda_graphs: whether a batch may be replayed as a CUDA graph, where launching kernels is what a fit costs. A
+            graph is checked once against the plain way; say no for a network that changes from call to call.
+        offload: whether curvature and decompositions are kept in main memory and come to the device layer by layer.
+        autocast: the type in which forward and backward passes compute where torch's autocast allows, such as
+            ``torch.bfloat16``; ``None`` is what the calling context has on. Sums are in float32 all the same.
         device: where to compute; by default where the model is.
-        process_group: a torch process group; each of its ranks passes its own part of the data, and all get the
-            posterior of the whole.
+        process_group: a torch process group (or True for the default one); each of its ranks passes its own part of
+            the data, and all get the posterior of the whole. Examples that a ``DistributedSampler`` repeats count once.
+        checkpoint: a file that the sums are written to every ``checkpoint_every`` seconds (0: after every batch). A fit
+            that was killed goes on from it when called again; it is removed once the fit is complete.
         generator: randomness of the sampled Fisher; ``None`` is torch's default generator.
         progress: whether a fit of more than some seconds shows a progress bar.
     """
@@ -82,23 +108,33 @@ def laplace(
     one_of(curvature, CURVATURES, "curvature")
     one_of(sharing, ("expand", "reduce"), "sharing")
     check_damping(damping, structure)
-    _check_counts(draws=draws, rank=rank, passes=passes, data_size=data_size)
+    _check_counts(draws=draws, rank=rank, passes=passes, data_size=data_size, max_factor=max_factor)
     if sharing == "reduce" and structure not in ("kron", "ekfac"):
         raise BadOption(f"sharing='reduce' is for structure='kron' and 'ekfac', not {structure!r}.")
     resolved, estimate = resolve(likelihood)
     check_numbers(prior_precision)
     mean = check_prior_mean(prior_mean, model)
+    ranks: Ranks = process_group
+    file = open_checkpoint(checkpoint, checkpoint_every, generator is not None, ranks)
+    ranks.agree({"a sharded network": is_sharded(model)}, "copying the network")
     network = Network.snapshot(model)
     if device is not None:
         network = network.to(device)
+    network.autocast = autocast or outer_autocast(network.device)
     if validation is not None:
         Data(validation, network.device, network.dtype, "validation").require_passes(2, "tuning")
+        refuse_part(validation, ranks, "validation")
     chosen = selection(layers, network)
     if isinstance(chosen, Mask) and structure != "full":
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
     options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
+    options = replace(options, max_factor=max_factor, offload=offload, cuda_graphs=cuda_graphs)
     loader = Data(data, network.device, network.dtype)
-    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator), process_group)
+    ranks.check_device(network.device)
+    given = {"prior_precision": plain(prior_precision), "prior_mean": plain(prior_mean), "damping": damping}
+    given |= {"validation": validation is not None, "checkpoint": checkpoint is not None}
+    ranks.agree(signature(network, data, resolved, options) | given, "comparing networks and options")
+    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator), ranks, file)
     posterior = Laplace(
         plan=result.plan,
         curvature=result.curvature,
@@ -108,9 +144,17 @@ def laplace(
         damping=damping,
         probe=result.probe,
     )
+    start = time.perf_counter()
+    decomposed(posterior, ranks.share())
     for gaussian, _ in posterior.gaussians():
-        _ = gaussian.precision  # decomposed now, so that a bad block is named here and not at the first prediction
-    return posterior if validation is None else posterior.tune(validation, progress=progress)
+        _ = gaussian.precision  # now, so that a bad block is named here and not at the first prediction
+    posterior.curvature.seconds["decomposition"] = time.perf_counter() - start
+    if validation is not None:
+        posterior = tuned_alike(posterior.tune(validation, progress=progress and ranks.rank == 0), ranks)
+    if file is not None:
+        ranks.meet("completing the fit")
+        file.remove()
+    return posterior
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 from whence.batches import Inputs
 from whence.curvature.blocks import Block
+from whence.curvature.checkpoint import EVERY
 from whence.curvature.jacobian import Plan
+from whence.curvature.memory import needs
 from whence.curvature.record import FitRecord
 from whence.curvature.result import Curvature
 from whence.errors import BadOption, NotDefined, TooLarge, one_of
-from whence.functional import Network
+from whence.functional import Network, full_precision
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.spectral import Spectral, dense
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.block import BlockGaussian
+from whence.posteriors.decompose import decomposed
 from whence.predictive.links import Link
 from whence.predictive.predictions import JointPrediction, Prediction
 from whence.predictive.sampled import WeightDraws
@@ -28,6 +31,7 @@ from whence.priors import PriorPrecision
 
 if TYPE_CHECKING:
     from whence.posteriors.search import Tuning
+    from whence.posteriors.unstructured import Unstructured
     from whence.where.reference import Reference
     from whence.where.table import Where
 
@@ -42,6 +46,7 @@ class Assigned:
     parameters: int
     structure: str
     reason: str  # why it is not the one that was asked for; empty where it is
+    memory: int = 0  # bytes of its sums and their decomposition
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +88,9 @@ class Laplace(WeightPosterior):
         """Which block got which structure, and why, by the block's name."""
         whole = {"full": "full", "lowrank": "lowrank"}.get(self.curvature.options.structure)
         whole = "full, inside a mask" if self.curvature.keep is not None else whole
-        return {b.name: Assigned(b.kind, b.size, whole or b.structure, b.reason) for b in self.blocks}
+        item = 8 if self.network.dtype == torch.float64 else 4
+        bytes_ = {b.name: 0 if whole else needs(b, item).kept for b in self.blocks}
+        return {b.name: Assigned(b.kind, b.size, whole or b.structure, b.reason, bytes_[b.name]) for b in self.blocks}
 
     @property
     def parameters(self) -> int:
@@ -108,25 +115,18 @@ class Laplace(WeightPosterior):
 
     def gaussians(self) -> Iterator[tuple[BlockGaussian, list[Block]]]:
         """The Gaussian of each block; of all blocks together where the structure is joint."""
-        groups = [self.blocks] if self.curvature.joint else [[b] for b in self.blocks]
-        for index, blocks in enumerate(groups):
-            yield self._gaussian(index, blocks), blocks
-
-    def _gaussian(self, index: int, blocks: list[Block]) -> BlockGaussian:
-        prior = self.prior.of(blocks)
-        ratio = prior.ratio
-        structure = self.curvature.structures[index]
-        like = next(iter(structure.tensors().values()))
-        if ratio is not None:
-            ratio = ratio.to(like.device, like.dtype)
-            ratio = ratio if self.curvature.keep is None else ratio[self.curvature.keep]
-            ratio = blocks[0].to_native(ratio) if len(blocks) == 1 and self.curvature.keep is None else ratio
-        name = blocks[0].name if len(blocks) == 1 else "all layers together"
-        key = (index, None if ratio is None else hash_of(ratio))
-        if key not in self._decompositions:
-            self._decompositions[key] = structure.spectral(ratio, name)
+        ratios, names, keys = decomposed(self)
         size = self.curvature.record.data_size if self.damping == "factored" else None
-        return BlockGaussian(name, self._decompositions[key], prior.delta, ratio, self.scale, size)
+        for blocks, ratio, name, key in zip(self.groups(), ratios, names, keys, strict=True):
+            spectral, delta = self._decompositions[key], self.prior.of(blocks).delta
+            if self.curvature.options.offload:
+                spectral = spectral.to(self.network.device)
+                ratio = None if ratio is None else ratio.to(self.network.device)
+            yield BlockGaussian(name, spectral, delta, ratio, self.scale, size), blocks
+
+    def groups(self) -> list[list[Block]]:
+        """The blocks that have a structure together."""
+        return [self.blocks] if self.curvature.joint else [[b] for b in self.blocks]
 
     # Weights
 
@@ -138,6 +138,7 @@ class Laplace(WeightPosterior):
         chosen = {p.name for b in self.blocks for p in b.params}
         return [n for n in self.network.params if n in chosen]
 
+    @full_precision()
     def variance(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for gaussian, blocks in self.gaussians():
@@ -156,19 +157,17 @@ class Laplace(WeightPosterior):
         pieces = flat.split([b.size for b in blocks], dim=-1)
         return {n: v for b, piece in zip(blocks, pieces, strict=True) for n, v in b.scatter(piece).items()}
 
+    @full_precision()
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         if num_samples < 1:
             raise BadOption(f"num_samples={num_samples} is not positive.")
         found: dict[str, Tensor] = {}
         for gaussian, blocks in self.gaussians():
-            values = gaussian.spectral.values
-            device = values.device if generator is None else generator.device
-            shape = (num_samples, *gaussian.spectral.native)
-            noise = torch.randn(shape, generator=generator, device=device, dtype=values.dtype)
-            found.update(self._spread(gaussian.colour(noise.to(values.device)), blocks))
+            found.update(self._spread(gaussian.draw(num_samples, generator), blocks))
         means = self.mean()
         return {n: means[n] + found[n].to(means[n].dtype) for n in self.names()}
 
+    @full_precision()
     def covariance(self) -> Tensor:
         size = sum(b.size for b in self.blocks)
         needed = size * size * 8
@@ -211,6 +210,7 @@ class Laplace(WeightPosterior):
 
     # Predictions
 
+    @full_precision()
     def predict(
         self,
         x: Any,
@@ -244,6 +244,7 @@ class Laplace(WeightPosterior):
             raise NotDefined("as_module() serves networks that take one tensor; use draw() for several inputs.")
         return serve(self.draw(num_samples, generator=generator))
 
+    @full_precision()
     def where(self, x: Any = None, *, measure: Literal["variance", "information"] = "variance") -> Where:
         """Where the uncertainty is: tables of layers, units and weights, with shares for these inputs if given.
 
@@ -255,6 +256,7 @@ class Laplace(WeightPosterior):
 
     # Hyperparameters
 
+    @full_precision()
     def log_evidence(self) -> Tensor:
         """log p(D) ≈ log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], at the trained weights."""
         from whence.posteriors.evidence import log_evidence
@@ -271,6 +273,7 @@ class Laplace(WeightPosterior):
             raise BadOption(f"the data scale must be positive and finite, not {scale}.")
         return replace(self, data_scale=float(scale), tuning=None)
 
+    @full_precision()
     def tune(
         self,
         data: Any = None,
@@ -299,11 +302,46 @@ class Laplace(WeightPosterior):
 
     # More data
 
-    def update(self, data: Any, *, progress: bool = True) -> Laplace:
-        """The posterior after more data for the same network: curvature adds up."""
+    @full_precision()
+    def update(
+        self,
+        data: Any,
+        *,
+        process_group: Any = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: float = EVERY,
+        progress: bool = True,
+    ) -> Laplace:
+        """The posterior after more data for the same network: curvature adds up.
+
+        ``process_group``, ``checkpoint`` and ``checkpoint_every`` are as for :func:`whence.laplace`.
+        """
         from whence.posteriors.more_data import update
 
-        return update(self, data, progress)
+        return update(self, data, progress, checkpoint, checkpoint_every, process_group=process_group)
+
+    # Without structure
+
+    @full_precision()
+    def unstructured(
+        self,
+        data: Any,
+        *,
+        num_samples: int = 16,
+        tolerance: float = 1e-2,
+        max_iterations: int = 200,
+        preconditioner: Literal["prior", "structure"] = "prior",
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Unstructured:
+        """Draws under the same prior, data scale and likelihood with the whole covariance: no structure is assumed.
+
+        ``data`` are the training data, read once for each product with the curvature. Relative errors of the draws'
+        outputs on them stay below ``tolerance``. See docs/unstructured.md.
+        """
+        from whence.posteriors.unstructured.front import unstructured
+
+        return unstructured(self, data, num_samples, tolerance, max_iterations, preconditioner, generator, progress)
 
     # Keeping
 
@@ -317,6 +355,8 @@ class Laplace(WeightPosterior):
         network = self.network.to(*args, **kwargs)
         plan = Plan(network, self.blocks, self.plan.inspection)
         structures = [s.to(*args, **kwargs) for s in self.curvature.structures]
+        if self.curvature.options.offload:
+            structures = [s.to("cpu") for s in structures]
         keep = self.curvature.keep
         keep = keep if keep is None else keep.to(network.device)
         curvature = replace(self.curvature, structures=structures, keep=keep)
@@ -341,11 +381,6 @@ class Laplace(WeightPosterior):
             f"blocks: {blocks}; {self.likelihood!r}; {record.data_size:,.0f} examples{quality}; prior precision "
             f"{self.prior.describe()}, data scale {self.data_scale:.3g}; {tuned})"
         )
-
-
-def hash_of(tensor: Tensor) -> int:
-    """A cheap key for the values of a tensor."""
-    return hash(tensor.detach().cpu().numpy().tobytes())
 
 
 def check_damping(damping: str, structure: str) -> str:

@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from whence.batches import Data
+from whence.curvature.checkpoint import EVERY
+from whence.curvature.distributed import together
 from whence.curvature.fit import fit
 from whence.curvature.result import Curvature
 from whence.curvature.selection import Mask, Names, Selection
 from whence.errors import BadOption, NotDefined, Notice
 from whence.likelihoods import Gaussian
+from whence.posteriors.across import open_checkpoint, signature
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
 
 @torch.inference_mode(False)
-def update(posterior: Laplace, data: Any, progress: bool) -> Laplace:
+@together
+def update(
+    posterior: Laplace,
+    data: Any,
+    progress: bool,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = EVERY,
+    *,
+    process_group: Any = None,
+) -> Laplace:
     """See :meth:`whence.posteriors.laplace.Laplace.update`."""
     refuse_unless_additive(posterior)
-    network = posterior.network
+    network, ranks = posterior.network, process_group
+    file = open_checkpoint(checkpoint, checkpoint_every, False, ranks)
+    ranks.check_device(network.device)
     seen = posterior.curvature.record.seen
     options = replace(posterior.curvature.options, progress=progress, passes=1, data_size=None, first=seen)
     loader = Data(data, network.device, network.dtype)
+    before = {"the fit so far": posterior.curvature.record.to_dict()}
+    ranks.agree(signature(network, data, posterior.likelihood, options) | before, "comparing networks and options")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # said at the first fit
-        chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options)
+        chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options, None, ranks, file)
+    if file is not None:
+        ranks.meet("completing the fit")
+        file.remove()
     if noise_is_estimated(posterior):
         return _pooled(posterior, chosen.curvature)
     return with_more(posterior, chosen.curvature)

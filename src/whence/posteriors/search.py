@@ -11,19 +11,16 @@ The loss is often flat along (r, s). A data scale other than that of the start d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from whence.batches import Batch, Data, Inputs, size_of
-from whence.errors import BadOption, NotPositiveDefinite
-from whence.posteriors.block import BlockGaussian
-from whence.predictive import linearised
-from whence.predictive.projection import Projection, project
+from whence.batches import Data
+from whence.errors import BadOption
+from whence.posteriors.validation import Piece, Validation, one
 from whence.predictive.score import gaussian_losses, mixture_loss
 from whence.randomness import seed_from
 
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from whence.posteriors.tuning import ScaleChoice
 
 DECADE = math.log(10)
+POINTS_TOGETHER = 2**28  # output draws that go through the likelihood together on a GPU
 POINTS = 128  # fixed points of the Monte Carlo link while tuning
 DRAWS = 20  # weight draws while tuning the sampled predictive
 FLAT = 1e-5  # nats per example and decade; less than this is no difference
@@ -84,13 +82,13 @@ class Search:
         generator: torch.Generator | None,
         progress: bool,
     ) -> None:
-        self.start, self.data, self.method = posterior, data, method
-        self.scales, self.sober, self.progress = bool(data_scale), data_scale == "auto", progress
+        self.start, self.method = posterior, method
+        self.validation = Validation(data, progress)
+        self.scales, self.sober = bool(data_scale), data_scale == "auto"
         self.num_samples = num_samples or (POINTS if method == "linearised" else DRAWS)
         self.seed = seed_from(generator) if method == "sampled" else 0
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
-        self.count = 0  # examples of the last pass
 
     def run(self, per_layer: bool) -> Laplace:
         r, s = self._grid(self.start)
@@ -155,65 +153,67 @@ class Search:
 
     def _score(self, posterior: Laplace, rs: list[float], ss: list[float]) -> None:
         """Mean NLL at every (r, s) that has none yet, in one pass over the data."""
-        rs = [r for r in rs if any((r, s) not in self.scores for s in ss)]
-        if not rs:
+        wanted = {r: [s for s in ss if (r, s) not in self.scores] for r in rs}
+        wanted = {r: missing for r, missing in wanted.items() if missing}
+        if not wanted:
             return
-        grid = self._linearised(posterior, rs, ss) if self.method == "linearised" else self._sampled(posterior, rs, ss)
-        for i, r in enumerate(rs):
-            for j, s in enumerate(ss):
-                self.scores[r, s] = float(grid[i, j])
-                self.trials.append(Trial(math.exp(r + s), math.exp(s), float(grid[i, j])))
+        found = self._linearised(posterior, wanted) if self.method == "linearised" else self._sampled(posterior, wanted)
+        self.scores |= found
+        self.trials += [Trial(math.exp(r + s), math.exp(s), score) for (r, s), score in found.items()]
 
-    def _linearised(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
+    def _linearised(self, posterior: Laplace, wanted: dict[float, list[float]]) -> dict[tuple[float, float], float]:
+        groups: dict[tuple[float, ...], list[float]] = {}
+        for r, ss in wanted.items():
+            groups.setdefault(tuple(ss), []).append(r)
+        totals: Tensor | None = None
+        for piece, covs in self.validation.covariances(posterior, [r for rs in groups.values() for r in rs]):
+            found, at = [], 0
+            for group, rs in groups.items():
+                losses = self._losses(posterior, piece, covs[at : at + len(rs)], group)
+                found.append(losses.sum(-1).flatten())
+                at += len(rs)
+            totals = torch.cat(found) if totals is None else totals + torch.cat(found)
+        assert totals is not None
+        means = torch.nan_to_num(totals / self.validation.count, nan=math.inf).tolist()
+        points = ((r, s) for group, rs in groups.items() for r in rs for s in group)
+        return dict(zip(points, means, strict=True))
+
+    def _losses(self, posterior: Laplace, piece: Piece, covs: list[Tensor], ss: Sequence[float]) -> Tensor:
+        """NLL of each example under each covariance at each data scale e^s, [len(covs), len(ss), N]."""
+        targets = posterior.likelihood.check(piece.mean, piece.targets, piece.index)
         scales = [math.exp(s) for s in ss]
-        total = torch.zeros(len(rs), len(ss), dtype=torch.float64)
-        for piece, targets, index in self._pieces(posterior):
-            mean, covs = _covariances(posterior, piece, rs)
-            targets = posterior.likelihood.check(mean, targets, index)
-            total += torch.stack([self._losses(posterior, mean, cov, targets, scales).sum(1) for cov in covs]).cpu()
-        return torch.nan_to_num(total / self.count, nan=math.inf)
-
-    def _pieces(self, posterior: Laplace) -> Iterator[tuple[Inputs, Tensor, int]]:
-        """The validation data in pieces that fit the memory budget, with their targets and batch index."""
-        self.count = 0
-        for batch in self._passed():
-            seen = 0
-            for piece in linearised.pieces(posterior, _one(batch.inputs)):
-                yield piece, batch.targets[seen : seen + size_of(piece)], batch.index
-                seen += size_of(piece)
-            self.count += seen
-
-    def _passed(self) -> Iterator[Batch]:
-        """One pass over the validation data, with a progress bar if it takes long."""
-        hidden = not self.progress
-        yield from tqdm(self.data, "tuning", self.data.length(), unit="batch", delay=3, leave=False, disable=hidden)
-
-    def _losses(self, posterior: Laplace, mean: Tensor, cov: Tensor, targets: Tensor, scales: list[float]) -> Tensor:
-        """NLL of each example at each scale, [len(scales), N]."""
-        return gaussian_losses(posterior.likelihood, mean, cov, targets, scales, self.num_samples)
+        together = max(1, POINTS_TOGETHER // max(piece.mean.numel() * self.num_samples * len(ss), 1))
+        if piece.mean.device.type == "cpu":
+            together = 1
+        pieces = [
+            gaussian_losses(
+                posterior.likelihood, piece.mean, torch.stack(covs[i : i + together]), targets, scales, self.num_samples
+            )
+            for i in range(0, len(covs), together)
+        ]
+        return torch.cat(pieces)
 
     def _each(self, posterior: Laplace, r: float, s: float) -> Tensor:
         """NLL of each validation example at one point, [N]."""
         if self.method == "sampled":
             return self._drawn(self._at(posterior, r, s))
         losses = []
-        for piece, targets, index in self._pieces(posterior):
-            mean, covs = _covariances(posterior, piece, [r])
-            targets = posterior.likelihood.check(mean, targets, index)
-            losses.append(self._losses(posterior, mean, covs[0], targets, [math.exp(s)])[0].cpu())
+        for piece, covs in self.validation.covariances(posterior, [r]):
+            losses.append(self._losses(posterior, piece, covs, [s])[0, 0].cpu())
         return torch.cat(losses)
 
-    def _sampled(self, posterior: Laplace, rs: list[float], ss: list[float]) -> Tensor:
-        means = [[self._drawn(self._at(posterior, r, s)).mean() for s in ss] for r in rs]
-        return torch.nan_to_num(torch.stack([torch.stack(row) for row in means]), nan=float("inf"))
+    def _sampled(self, posterior: Laplace, wanted: dict[float, list[float]]) -> dict[tuple[float, float], float]:
+        points = [(r, s) for r, ss in wanted.items() for s in ss]
+        means = (float(self._drawn(self._at(posterior, r, s)).mean()) for r, s in points)
+        return {point: math.inf if math.isnan(mean) else mean for point, mean in zip(points, means, strict=True)}
 
     def _drawn(self, posterior: Laplace) -> Tensor:
         """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
         draws = posterior.draw(self.num_samples, generator=torch.Generator().manual_seed(self.seed))
         losses = []
-        for batch in self._passed():
+        for batch in self.validation.batches():
             with torch.no_grad():
-                outputs = draws.outputs(_one(batch.inputs))
+                outputs = draws.outputs(one(batch.inputs))
             targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
             losses.append(mixture_loss(posterior.likelihood, outputs, targets).double().cpu())
         return torch.cat(losses)
@@ -242,14 +242,14 @@ class Search:
         if self.method == "sampled":
             for move in moves:
                 moved = _moved(posterior, layer, move)
-                totals[move] = float(self._sampled(moved, [0.0], [0.0]))
+                totals[move] = self._sampled(moved, {0.0: [0.0]})[0.0, 0.0]
             return totals
-        for piece, targets, index in self._pieces(posterior):
-            mean, rest, covs = _one_layer(posterior, piece, layer, moves)
-            targets = posterior.likelihood.check(mean, targets, index)
-            for move, cov in zip(moves, covs, strict=True):
-                totals[move] += float(self._losses(posterior, mean, rest + cov, targets, [1.0]).sum())
-        return {move: math.inf if math.isnan(t) else t / self.count for move, t in totals.items()}
+        for piece in self.validation.pieces(posterior):
+            rest, covs = _one_layer(posterior, piece, layer, moves)
+            losses = self._losses(posterior, piece, [rest + cov for cov in covs], [0.0]).sum((1, 2)).tolist()
+            for move, loss in zip(moves, losses, strict=True):
+                totals[move] += loss
+        return {move: math.inf if math.isnan(t) else t / self.validation.count for move, t in totals.items()}
 
 
 def resolution(posterior: Laplace) -> float:
@@ -264,11 +264,6 @@ def _moved(posterior: Laplace, layer: str, move: float) -> Laplace:
     return replace(posterior, prior=posterior.prior.scaled_by(factors))
 
 
-def _one(inputs: Any) -> Any:
-    """Inputs as ``predict`` takes them: a list would be read as a loader."""
-    return tuple(inputs) if isinstance(inputs, list) else inputs
-
-
 def _beyond(best: float, values: list[float]) -> list[float]:
     """New values past the edge that the best one lies on."""
     if len(values) > WIDEST:
@@ -280,38 +275,15 @@ def _beyond(best: float, values: list[float]) -> list[float]:
     return []
 
 
-def _covariances(posterior: Laplace, piece: Any, rs: list[float]) -> tuple[Tensor, list[Tensor]]:
-    """V(r) of one piece for every r: one forward and backward pass, one turn into the eigenbasis."""
-    mean, grads = linearised.differentiate(posterior, piece)
-    totals: list[Tensor | None] = [None] * len(rs)
-    for gaussian, blocks in posterior.gaussians():
-        projection = project(gaussian, blocks, grads, posterior.curvature.keep)
-        for i, r in enumerate(rs):
-            moved = replace(gaussian, delta=gaussian.delta * math.exp(r))
-            part = _weighed(projection, moved)
-            totals[i] = part if totals[i] is None else totals[i] + part  # type: ignore[operator]
-    return mean.detach(), [t.detach() for t in totals if t is not None]
-
-
-def _weighed(projection: Projection, gaussian: BlockGaussian) -> Tensor:
-    """J Σ Jᵀ; NaN where the precision is not positive definite (a Hessian under too small a prior)."""
-    try:
-        return projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
-    except NotPositiveDefinite:
-        return projection.weigh(torch.full_like(gaussian.spectral.values, math.nan), gaussian.rest)
-
-
-def _one_layer(posterior: Laplace, piece: Any, layer: str, moves: list[float]) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _one_layer(posterior: Laplace, piece: Piece, layer: str, moves: list[float]) -> tuple[Tensor, list[Tensor]]:
     """V of all other layers, and of one layer for each move of its prior."""
-    mean, grads = linearised.differentiate(posterior, piece)
-    rest = mean.new_zeros(*mean.shape, mean.shape[-1])
+    rest = piece.mean.new_zeros(*piece.mean.shape, piece.mean.shape[-1])
     moved: list[Tensor] = []
-    for gaussian, blocks in posterior.gaussians():
-        projection = project(gaussian, blocks, grads, None)
-        if blocks[0].name != layer:
+    for (gaussian, blocks), projection in zip(posterior.gaussians(), piece.projections, strict=True):
+        if blocks[0].name == layer:
+            moved = projection.weigh_priors(
+                [replace(gaussian, delta=gaussian.delta * math.exp(move)) for move in moves]
+            )
+        else:
             rest = rest + projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
-            continue
-        for move in moves:
-            other = replace(gaussian, delta=gaussian.delta * math.exp(move))
-            moved.append(_weighed(projection, other))
-    return mean, rest, moved
+    return rest, moved

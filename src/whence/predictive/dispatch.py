@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,9 @@ def predict(
 
 def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Prediction:
     collected = _Collected(x)
-    for piece in linearised.pieces(posterior, x):
-        m = linearised.moments(posterior, piece)
-        collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m.cov)
+    diagonal = link == "probit" and _many_outputs(posterior, x)
+    for m in linearised.moments_of(posterior, x, diagonal):
+        collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m)
 
     def covariance() -> Tensor:
         if collected.keeps:
@@ -70,12 +71,20 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
                 f"the covariance of so many outputs ({collected.bytes / 2**20:.0f} MiB) is not kept, and a loader "
                 "cannot be relied on to give the same inputs again. Predict from a tensor, or batch by batch."
             )
-        return torch.cat([linearised.moments(posterior, piece).cov for piece in linearised.pieces(posterior, x)])
+        return torch.cat([m.cov for m in linearised.moments_of(posterior, x)])
 
     def again(mean: Tensor) -> Prediction:
         return predict_gaussian(posterior.likelihood, mean, covariance(), link, points, covariance)
 
     return collected.prediction(covariance, again)
+
+
+def _many_outputs(posterior: Laplace, x: Any) -> bool:
+    """Whether the covariance of all outputs would not be kept, so that a link that needs the variances takes those."""
+    if not isinstance(x, (Tensor, tuple, Mapping)):
+        return False
+    classes = math.prod(posterior.record.output_shape)
+    return size_of(x) * classes**2 * posterior.network.dtype.itemsize > KEEP_COVARIANCE
 
 
 def _replaced() -> Tensor:
@@ -93,6 +102,7 @@ class _Collected:
         known = isinstance(x, (Tensor, tuple, Mapping)) and not any(t.requires_grad for t in tensors_in(x))
         self.total = size_of(x) if known else None
         self.seen = self.bytes = 0
+        self.variances_only = False
         self.first: Prediction | None = None
         self.buffers: dict[str, Tensor] = {}
         self.lists: dict[str, list[Tensor]] = {}
@@ -100,18 +110,19 @@ class _Collected:
     @property
     def keeps(self) -> bool:
         """Whether the covariance is kept."""
-        return self.bytes <= KEEP_COVARIANCE
+        return self.bytes <= KEEP_COVARIANCE and not self.variances_only
 
-    def add(self, prediction: Prediction, cov: Tensor) -> None:
+    def add(self, prediction: Prediction, moments: linearised.Moments) -> None:
         self.first = self.first or prediction
-        self.bytes += cov.numel() * cov.element_size()
-        size = len(cov)
+        size, classes = moments.mean.shape
+        self.bytes += size * classes**2 * moments.mean.element_size()
         for f in fields(prediction):
             value = getattr(prediction, f.name)
             if isinstance(value, Tensor):
                 self._put(f.name, value, size)
+        self.variances_only = moments.cov.dim() == 2
         if self.keeps:
-            self._put("covariance", cov, size)
+            self._put("covariance", moments.cov, size)
         self.seen += size
 
     def _put(self, name: str, value: Tensor, size: int) -> None:

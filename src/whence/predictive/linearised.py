@@ -5,57 +5,92 @@ Index legend: N examples, C outputs, B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, as_inputs, check_finite, cut, size_of, take, tensors_in
+from whence.batches import Inputs, as_inputs, check_finite, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
-from whence.curvature.jacobian import Gradients, budget, widened
+from whence.curvature.jacobian import Gradients, Recording, budget, widened
+from whence.curvature.memory import Room, attempt, release
 from whence.errors import NotDefined, TooLarge
+from whence.predictive.direct import direct
 from whence.predictive.predictions import JointPrediction
 from whence.predictive.projection import project
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
+T = TypeVar("T")
 JOINT_LIMIT = 4 * 2**30  # bytes
+PIECE = 112 * 2**20  # bytes of gradients that go through together on a GPU too: more is hardly faster
+FEW = 64  # inputs that are more, where memory allows
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean [N, C] and covariance [N, C, C] of the outputs for one piece of the inputs."""
+    """Mean [N, C] and covariance [N, C, C] of the outputs for one piece of the inputs; [N, C] if only its diagonal."""
 
     mean: Tensor
     cov: Tensor
     by_block: list[Tensor] | None = None
 
 
-def pieces(posterior: Laplace, x: Any) -> Iterator[Inputs]:
+def pieces(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Inputs]:
     """The inputs in pieces whose gradients fit the memory budget."""
     plan = posterior.plan
     step: int | None = None
     for piece in as_inputs(x, plan.network.device, plan.network.dtype, 2**31):
         if step is None:
-            step = piece_size(posterior, piece)
-        yield from cut(piece, step)
+            step = piece_size(posterior, piece, diagonal)
+        start, total = 0, size_of(piece)
+        while start < total:
+            stop = start + min(step, plan.together or step)  # less, once memory ran out
+            yield take(piece, slice(start, stop))
+            start = stop
 
 
-def piece_size(posterior: Laplace, inputs: Inputs) -> int:
+def fitting(
+    posterior: Laplace, compute: Callable[[Inputs], T], piece: Inputs, what: str = "the prediction"
+) -> Iterator[T]:
+    """``compute`` of a piece; of halves of it, as often as needed, where memory runs out."""
+    waiting, room = [piece], Room()
+    while waiting:
+        now = waiting.pop()
+        found = attempt(partial(compute, now))
+        if found is not None:
+            yield found
+            continue
+        release(posterior.network.device)
+        size = size_of(now)
+        if not room.shrink(size, 0):
+            raise TooLarge(
+                f"{what} of one input does not fit into the memory of {posterior.network.device}. Select fewer weights "
+                "with layers=…, or use structure='diag' or method='sampled'."
+            )
+        posterior.plan.together = size // 2
+        waiting += [take(now, slice(size // 2, size)), take(now, slice(0, size // 2))]
+    room.say(what)
+
+
+def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False) -> int:
     """How many examples go through together."""
     plan = posterior.plan
     one = plan.record(take(inputs, slice(0, 1)), 1)
     outputs = one.outputs
     require_flat(outputs)
     classes = outputs.shape[1]
-    activations = one.bytes_per_column() * classes
+    activations = one.bytes_per_column() * (1 if direct(posterior, one) else classes)
     shared = [b.size for b in plan.blocks if _needs_rows(b, one)]
     rows = sum(b.size for b in plan.blocks) if posterior.curvature.joint else max(shared, default=0)
-    each = activations + 3 * rows * classes * outputs.element_size() + 3 * classes**2 * outputs.element_size()
-    return max(1, int(budget(outputs.device) // max(each, 1)))
+    squares = 3 * classes * (1 if diagonal else classes)
+    each = activations + (3 * rows * classes + squares) * outputs.element_size()
+    most = int(budget(outputs.device) // max(each, 1))
+    return max(1, min(most, max(PIECE // max(each, 1), FEW)))
 
 
 def _needs_rows(block: Any, recording: Any) -> bool:
@@ -73,31 +108,51 @@ def require_flat(outputs: Tensor) -> None:
         )
 
 
-def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients]:
-    """Outputs [N, C], and gradients of each of them at every layer."""
-    plan = posterior.plan
+def record(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Recording, bool]:
+    """Outputs [N, C], what was recorded on the way, and whether it stays differentiable in the inputs."""
     wanted = any(t.requires_grad for t in tensors_in(inputs))
-    recording = plan.record(inputs, size_of(inputs), keep_graph=wanted)
+    recording = posterior.plan.record(inputs, size_of(inputs), keep_graph=wanted)
     require_flat(recording.outputs)
     check_finite(recording.outputs, "the outputs of the network", 0)
-    grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
     outputs = recording.outputs if wanted else recording.outputs.detach()
-    return widened(outputs), grads
+    return widened(outputs), recording, wanted
 
 
-def moments(posterior: Laplace, inputs: Inputs, by_block: bool = False) -> Moments:
-    """Mean and covariance of the outputs; with ``by_block`` also each block's part of it."""
-    outputs, grads = differentiate(posterior, inputs)
+def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients]:
+    """Outputs [N, C], and gradients of each of them at every layer."""
+    outputs, recording, wanted = record(posterior, inputs)
+    return outputs, recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
+
+
+def moments(posterior: Laplace, inputs: Inputs, by_block: bool = False, diagonal: bool = False) -> Moments:
+    """Mean and covariance of the outputs, or its ``diagonal``; with ``by_block`` also each block's part of it."""
+    outputs, recording, wanted = record(posterior, inputs)
+    found = direct(posterior, recording)
+    if found is not None:
+        total = found.variance() if diagonal else found.covariance()
+        return Moments(outputs, total, [total] if by_block else None)
+    grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
+    return _summed(posterior, outputs, grads, by_block, diagonal)
+
+
+def _summed(posterior: Laplace, outputs: Tensor, grads: Gradients, by_block: bool, diagonal: bool) -> Moments:
     parts = []
     total = None
     for gaussian, blocks in posterior.gaussians():
         projection = project(gaussian, blocks, grads, posterior.curvature.keep)
-        part = projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
+        weights = 1 / gaussian.precision, 1 / gaussian.rest
+        part = projection.diagonals(*weights)[0] if diagonal else projection.weigh(*weights)
         total = part if total is None else total + part
         if by_block:
             parts.append(part)
     assert total is not None
     return Moments(outputs, total, parts if by_block else None)
+
+
+def moments_of(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Moments]:
+    """Mean and covariance (or its diagonal) of the outputs, piece by piece."""
+    for piece in pieces(posterior, x, diagonal):
+        yield from fitting(posterior, partial(moments, posterior, diagonal=diagonal), piece)
 
 
 def joint(posterior: Laplace, x: Any) -> JointPrediction:

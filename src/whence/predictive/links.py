@@ -50,7 +50,7 @@ def predict_gaussian(
     points: Points,
     covariance: Callable[[], Tensor],
 ) -> Prediction:
-    """The prediction that a Gaussian over the outputs [N, C] gives."""
+    """The prediction that a Gaussian over the outputs [N, C] gives; probit needs the diagonal of ``cov`` only."""
     one_of(link, LINKS, "link")
     task = likelihood.task
     if task not in ("classification", "binary") and link != "mc":
@@ -88,7 +88,7 @@ def _binary(
 ) -> BinaryPrediction:
     if link == "bridge":
         raise BadOption("link='bridge' is for several classes; use 'mc' or 'probit' for binary logits.")
-    variance = cov.diagonal(dim1=-2, dim2=-1)
+    variance = variance_of(cov)
     if link == "probit":
         probs = (mean / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
         return BinaryPrediction(probs, mean, None, _Lazy(covariance, None, SPLIT.format(link=link)))
@@ -102,9 +102,14 @@ def _binary(
     return BinaryPrediction(samples.mean(0), mean, binary_entropy(samples).mean(0), lazy)
 
 
+def variance_of(cov: Tensor) -> Tensor:
+    """The diagonal of [N, C, C], or what is already one, [N, C]."""
+    return cov if cov.dim() == 2 else cov.diagonal(dim1=-2, dim2=-1)
+
+
 def probit(mean: Tensor, cov: Tensor) -> Tensor:
     """softmax(m / √(1 + π/8 v)), v the marginal variances (MacKay 1992; Gibbs 1998)."""
-    variance = cov.diagonal(dim1=-2, dim2=-1)
+    variance = variance_of(cov)
     return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
 
 

@@ -5,20 +5,26 @@ Index legend: K outputs (rows of J), N examples, T positions, E Kronecker pairs,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import is_unshared
 from whence.curvature.affine import Affine, times
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients, MatrixPart
+from whence.curvature.squares import is_unshared
 from whence.curvature.units import Units
+from whence.errors import NotPositiveDefinite
 from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
 from whence.posteriors.block import BlockGaussian
+from whence.predictive.separable import weigh_priors
+
+MANY = 6  # priors from which on interpolation between them pays
+FEW_OUTPUTS = 32  # up to which the products of all pairs are formed
 
 
 class Projection(ABC):
@@ -27,6 +33,15 @@ class Projection(ABC):
     @abstractmethod
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         """J Q diag(w) Qᵀ Jᵀ, [N, K, K]."""
+
+    def weigh_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """:meth:`weigh` for several (w, rest); nothing of it is differentiable."""
+        with torch.no_grad():
+            return [self.weigh(w, rest) for w, rest in weights]
+
+    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> list[Tensor]:
+        """J Σ Jᵀ under Gaussians that differ in their prior precision only, [N, K, K] each."""
+        return self.weigh_many(weights_of(gaussian) for gaussian in gaussians)
 
     @abstractmethod
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,9 +61,30 @@ class Unshared(Projection):
     block: Block | None = None  # where weights come flat (a diagonal structure)
     left: Tensor | None = None  # Q_G, [E, O, O]; None where nothing was turned
     plain: Tensor | None = None  # g before it was turned
+    spectrum: tuple[Tensor, Tensor] | None = None  # λ_G [E, O] and λ_A [E, D], where weights are functions of λ_G λ_A
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
         return ((self.g * self._weights(w)) @ self.g.mT).sum(0)
+
+    @torch.no_grad()
+    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> list[Tensor]:
+        gaussian = gaussians[0] if gaussians else None
+        if gaussian is None or len(gaussians) < MANY or self.spectrum is None or not self._smooth(gaussian):
+            return super().weigh_priors(gaussians)
+        gammas, alphas = self.spectrum
+        deltas = [other.delta for other in gaussians]
+        pairs = zip(self.a2, self.g, gammas, alphas, strict=True)
+        found = [weigh_priors(a2, g, gamma, alpha, gaussian.scale, deltas) for a2, g, gamma, alpha in pairs]
+        return list(torch.stack(found).sum(0))
+
+    def _smooth(self, gaussian: BlockGaussian) -> bool:
+        """Whether interpolation between priors is as exact as the numbers, and pays."""
+        return self.g.dtype == torch.float32 and gaussian.factored_size is None and self.g.shape[2] <= FEW_OUTPUTS
+
+    @torch.no_grad()
+    def weigh_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        scratch = torch.empty_like(self.g)  # memory fresh from the system would cost as much as the product
+        return [(torch.mul(self.g, self._weights(w), out=scratch) @ self.g.mT).sum(0) for w, _ in weights]
 
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.g.square()
@@ -83,6 +119,14 @@ class Rows(Projection):
         inside = (self.turned * w.reshape(-1)) @ self.turned.mT
         return inside if self.outside is None else inside + rest * self.outside
 
+    @torch.no_grad()
+    def weigh_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        scratch, found = torch.empty_like(self.turned), []
+        for w, rest in weights:
+            inside = torch.mul(self.turned, w.reshape(-1), out=scratch) @ self.turned.mT
+            found.append(inside if self.outside is None else inside + rest * self.outside)
+        return found
+
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.turned.square()
         own, whole = squares @ w.reshape(-1), squares.sum(-1)
@@ -95,7 +139,8 @@ class Rows(Projection):
         rows, moved = self.turned, self.turned * w.reshape(-1)
         if isinstance(self.basis, KroneckerSpectral):
             left, native = self.basis.left, self.basis.native
-            rows, moved = (left @ r.unflatten(-1, native) for r in (rows, moved))  # [N, K, E, O, D]
+            rows, moved = (r.unflatten(-1, native) for r in (rows, moved))  # [N, K, E, O, D]
+            rows, moved = (r if left is None else left @ r for r in (rows, moved))
             parts = [(rows * other).sum((0, 1, 4)) for other in (moved, rest * rows)]  # turning D back changes no sum
             return torch.stack([_by_row(part, units) for part in parts])
         if self.basis is not None:
@@ -135,6 +180,14 @@ def _by_row(values: Tensor, units: Units) -> Tensor:
     return torch.zeros(units.count, dtype=torch.float64, device=values.device).index_add(
         0, index, values.double().flatten()
     )
+
+
+def weights_of(gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
+    """What projections are weighed with; NaN where the precision is not positive definite (too small a prior)."""
+    try:
+        return 1 / gaussian.precision, 1 / gaussian.rest
+    except NotPositiveDefinite:
+        return torch.full_like(gaussian.spectral.values, math.nan), gaussian.rest
 
 
 def project(gaussian: BlockGaussian, blocks: Sequence[Block], grads: Gradients, keep: Tensor | None) -> Projection:
@@ -178,7 +231,12 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
         a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
         a = a if half is None else a * half
         if turning is not None:
-            return Unshared((a @ turning.right).square(), times(g, turning.left), None, turning.left, g)
+            left, right = turning.left, turning.right
+            a = a if right is None else a @ right
+            gammas, alphas = turning.left_values, turning.right_values
+            spectrum = None if gammas is None or alphas is None else (gammas, alphas)
+            turned, plain = (g, None) if left is None else (times(g, left), g)
+            return Unshared(a.square(), turned, None, left, plain, spectrum)
         return Unshared(a.square(), g, block)
     native = shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
     return Rows(native.flatten(2), basis=turning) if turning is not None else Rows(form.unpack(native))
@@ -206,10 +264,11 @@ def shared_rows(
     Inputs are turned before or rows after the sum over positions, whichever are fewer; outputs after it.
     """
     positions = sum(p.a.positions for p in parts)
-    early = turning is not None and half is None and positions < grads.count * native[1]
+    right = None if turning is None else turning.right
+    early = right is not None and half is None and positions < grads.count * native[1]
     if early:
-        assert turning is not None
-        parts = [replace(p, a=Affine(p.a.turned(turning.right[p.pairs]))) for p in parts]
+        assert right is not None
+        parts = [replace(p, a=Affine(p.a.turned(right[p.pairs]))) for p in parts]
     every = slice(0, grads.recording.size)
     if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
         rows = parts[0].rows(every)
@@ -223,6 +282,6 @@ def shared_rows(
         rows = rows * half
     if turning is None:
         return rows
-    if not early:
-        rows = times(rows.movedim(2, 0), turning.right).movedim(0, 2)
-    return turning.left.mT @ rows
+    if right is not None and not early:
+        rows = times(rows.movedim(2, 0), right).movedim(0, 2)
+    return rows if turning.left is None else turning.left.mT @ rows

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, check_finite, size_of
+from whence.batches import Inputs, as_inputs, check_finite, size_of, take
 from whence.curvature.jacobian import budget, widened
+from whence.curvature.memory import Room, attempt, release
+from whence.errors import TooLarge, is_out_of_memory
 from whence.functional import Network, fused_attention_off
 from whence.likelihoods import Likelihood
 from whence.predictive.links import predict_draws
@@ -26,6 +28,7 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         self.network, self.params, self.likelihood = network, params, likelihood
         self._vectorised = True
         self._largest: int | None = None
+        self._room = Room()
 
     def __len__(self) -> int:
         return len(next(iter(self.params.values())))
@@ -49,7 +52,9 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs of every draw, [S, N, …]."""
         with fused_attention_off:
-            return widened(torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1))
+            found = widened(torch.cat([self._fitting(piece) for piece in self._pieces(x)], dim=1))
+        self._room.say("the prediction", "draw")
+        return found
 
     def modules(self) -> list[nn.Module]:
         """One plain network for each draw, for serving."""
@@ -63,12 +68,27 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         check_finite(outputs, "the outputs under the weight draws", 0)
         return predict_draws(self.likelihood, outputs)
 
+    def _fitting(self, inputs: Inputs) -> Tensor:
+        """A piece; with fewer draws together, then fewer inputs, where memory runs out."""
+        while (found := attempt(lambda: self._piece(inputs))) is None:
+            release(self.network.device)
+            size, draws = size_of(inputs), min(self._chunk(inputs), len(self)) if self._vectorised else 1
+            if not self._room.shrink(size, draws):
+                raise TooLarge(
+                    f"one draw for one input does not fit into the memory of {self.network.device}. Select fewer "
+                    "weights with layers=…, or take fewer draws."
+                )
+            if draws == 1:
+                halves = take(inputs, slice(0, size // 2)), take(inputs, slice(size // 2, size))
+                return torch.cat([self._fitting(half) for half in halves], dim=1)
+        return found
+
     def _piece(self, inputs: Inputs) -> Tensor:
         if self._vectorised:
             try:
                 return self._together(inputs)
             except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-                if "out of memory" in str(error):
+                if is_out_of_memory(error):
                     raise
                 self._vectorised = False
         return torch.stack(
@@ -88,7 +108,8 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         if self._largest is None:
             few = next(as_inputs(inputs, self.network.device, self.network.dtype, 1))
             self._largest = largest_activation(self.network, few)
-        return max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
+        step = max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
+        return min(step, self._room.columns or step)
 
 
 def largest_activation(network: Network, inputs: Inputs) -> int:

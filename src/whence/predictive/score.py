@@ -26,15 +26,27 @@ def mixture_loss(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
 
 
 def gaussian_losses(
-    likelihood: Likelihood, mean: Tensor, cov: Tensor, targets: Tensor, scales: Sequence[float], count: int
+    likelihood: Likelihood, mean: Tensor, covs: Tensor, targets: Tensor, scales: Sequence[float], count: int
 ) -> Tensor:
-    """Loss of a Gaussian over outputs [N, C] whose covariance is divided by each scale, [len(scales), N]."""
+    """Loss of Gaussians over outputs [N, C] with covariances [R, N, C, C], divided by each scale: [R, scales, N]."""
+    divisors = mean.new_tensor(scales)
     if isinstance(likelihood, Gaussian):
-        variance = cov.diagonal(dim1=-2, dim2=-1)
-        noise = likelihood.variance(mean).reshape(mean.shape)
+        variance = covs.diagonal(dim1=-2, dim2=-1).unsqueeze(1) / divisors[:, None, None]  # [R, scales, N, C]
+        total = likelihood.variance(mean).reshape(mean.shape) + variance
         off = (targets.reshape(mean.shape) - mean).square()
-        totals = [noise + variance / s for s in scales]
-        return torch.stack([(0.5 * off / v + 0.5 * torch.log(2 * math.pi * v)).double().sum(1) for v in totals])
+        return (0.5 * off / total + 0.5 * torch.log(2 * math.pi * total)).double().sum(-1)
     points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
-    spread = torch.einsum("ncd,sd->snc", psd_root(cov), points)
-    return torch.stack([mixture_loss(likelihood, mean + spread / math.sqrt(s), targets).double() for s in scales])
+    spread = torch.einsum("rncd,sd->srnc", psd_root(covs), points)
+    if mean.device.type == "cpu":  # one scale at a time stays in the cache
+        losses = [_spread_loss(likelihood, mean, spread / math.sqrt(s), targets) for s in scales]
+        return torch.stack(losses, dim=1)
+    return _spread_loss(likelihood, mean, spread.unsqueeze(2) / divisors.sqrt()[:, None, None], targets)
+
+
+def _spread_loss(likelihood: Likelihood, mean: Tensor, spread: Tensor, targets: Tensor) -> Tensor:
+    """Loss of draws mean + spread, [S, …, N, C] → [..., N]."""
+    outputs = (mean + spread).flatten(1, -3) if spread.dim() > 3 else (mean + spread).unsqueeze(1)
+    several = outputs.shape[1]
+    repeated = targets.unsqueeze(0).expand(several, *targets.shape).flatten(0, 1)
+    losses = mixture_loss(likelihood, outputs.flatten(1, 2), repeated).double()
+    return losses.reshape(*spread.shape[1:-1])

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import is_unshared
 from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients
+from whence.curvature.squares import is_unshared
 from whence.curvature.units import Units, units_of
 from whence.linalg.spectral import KroneckerSpectral
 from whence.posteriors.block import BlockGaussian
@@ -195,17 +195,26 @@ def _kronecker(
     parts, half = grads.parts(block), ratio_columns(gaussian, block)
     weights, rest = (1 / gaussian.precision)[pair], 1 / gaussian.rest
     rows = rows.to(weights.device)
-    left, right = spectral.left[pair], spectral.right[pair]
+    left, right = (None if q is None else q[pair] for q in (spectral.left, spectral.right))
+    own_left = torch.nn.functional.one_hot(rows, len(weights)).to(weights) if left is None else left[rows]  # [U, O]
     if is_unshared(parts, block.form.pairs) and (half is None or half.dim() == 1):
         (part,) = parts
         a, g = part.a.dense().squeeze(2)[pair], part.g.squeeze(3).permute(1, 2, 0, 3)[pair]  # [N, D], [N, K, O]
         a = a if half is None else a * half
         own = g[:, :, rows]  # [N, K, U]
         # T = Q_G[u] ((g̃ᵀ g_u) ∘ w) ∘ ã, turned back: the sum over K comes first
-        inner = (left[rows] * (own.mT @ (g @ left))) @ weights  # [N, U, D]
-        moved = ((inner * (a @ right).unsqueeze(1)) @ right.mT) * a.unsqueeze(1)
+        inner = (own_left * (own.mT @ _turned(g, left))) @ weights  # [N, U, D]
+        moved = _back(inner * _turned(a, right).unsqueeze(1), right) * a.unsqueeze(1)
         alone = own.square().sum(1).mT @ a.square()  # [U, D]
         return torch.stack([moved.double().sum(0), (rest * alone).double()])
     turned = shared_rows(parts, block.form.native, grads, spectral, half)[:, :, pair]  # [N, K, O, D]
-    plain, moved = (left[rows] @ v @ right.mT for v in (turned, turned * weights))
+    plain, moved = (_back(own_left @ v, right) for v in (turned, turned * weights))
     return torch.stack([(plain * other).double().sum((0, 1)) for other in (moved, rest * plain)])
+
+
+def _turned(v: Tensor, basis: Tensor | None) -> Tensor:
+    return v if basis is None else v @ basis
+
+
+def _back(v: Tensor, basis: Tensor | None) -> Tensor:
+    return v if basis is None else v @ basis.mT

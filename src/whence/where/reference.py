@@ -121,32 +121,36 @@ def own_precision(posterior: Laplace, left: float = LEFT) -> tuple[float, ...]:
 
 
 def _delta(gaussian: BlockGaussian, left: float) -> float:
-    """By bisection over log δ; what is left grows with δ."""
-    values = gaussian.spectral.values.double().cpu()
+    """What is left grows with δ: Newton's method over log δ, and bisection where that leaves the bracket."""
+    values = gaussian.spectral.values.double()
     weights = values.clamp(min=0)
-    top = float(values.max()) * gaussian.scale
+    total, top = weights.sum(), float(values.max()) * gaussian.scale
     if not top > 0:
         return gaussian.delta  # no curvature: nothing is explained under any prior
-    least = max(float(-values.min()) * gaussian.scale * (1 + 1e-6), top * 1e-14)
+    least = max(-gaussian.spectral.lowest * gaussian.scale * (1 + 1e-6), top * 1e-14)
     low, high = math.log(least), math.log(max(top, least) * 1e6)
     wide = replace(gaussian, spectral=_doubled(gaussian, values))
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        delta = math.exp(middle)
-        part = float((weights * (delta / replace(wide, delta=delta).precision)).sum() / weights.sum())
-        low, high = (middle, high) if part < left else (low, middle)
-        if high - low < 1e-12:
+    at = (low + high) / 2
+    for step in range(STEPS):
+        delta = math.exp(at)
+        rest = delta / replace(wide, delta=delta).precision
+        part, slope = (torch.stack([(weights * rest).sum(), (weights * rest * (1 - rest)).sum()]) / total).tolist()
+        low, high = (at, high) if part < left else (low, at)
+        newton = at - math.log(part / left) * part / slope if part > 0 and slope > 0 else low
+        after = newton if low < newton < high and step % 4 != 3 else (low + high) / 2
+        if high - low < 1e-12 or abs(after - at) < 1e-13:
             break
-    return math.exp(high)
+        at = after
+    return math.exp(after)
 
 
 def _doubled(gaussian: BlockGaussian, values: Tensor) -> Any:
-    """The decomposition with eigenvalues in double precision on the CPU; its vectors are not needed."""
+    """The decomposition with eigenvalues in double precision; its vectors are not needed."""
     changes: dict[str, Any] = {"values": values}
     for name in ("left_values", "right_values"):
         found = getattr(gaussian.spectral, name, None)
         if isinstance(found, Tensor):
-            changes[name] = found.double().cpu()
+            changes[name] = found.double()
     return replace(gaussian.spectral, **changes)  # type: ignore[type-var]
 
 

@@ -78,8 +78,8 @@ def _eigenvector(spectral: Any, index: int) -> Tensor:
         e, rest = divmod(index, outputs * inputs)
         o, d = divmod(rest, inputs)
         vector = spectral.values.new_zeros(spectral.native)
-        vector[e] = spectral.left[e, :, o, None] * spectral.right[e, None, :, d]
-        return vector
+        vector[e, o, d] = 1
+        return spectral.back(vector)
     if isinstance(spectral, DiagonalSpectral):
         vector = torch.zeros_like(spectral.values)
         vector[index] = 1

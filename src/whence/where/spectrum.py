@@ -75,11 +75,20 @@ def curvature_maps(posterior: Laplace, layer: str) -> dict[str, Tensor]:
     if isinstance(spectral, KroneckerSpectral) and spectral.left_values is not None:
         assert spectral.right_values is not None
         return {
-            "G": ((spectral.left * spectral.left_values.unsqueeze(1)) @ spectral.left.mT).cpu(),
-            "A": ((spectral.right * spectral.right_values.unsqueeze(1)) @ spectral.right.mT).cpu(),
+            "G": _factor(spectral.left, spectral.left_values),
+            "A": _factor(spectral.right, spectral.right_values),
         }
     if isinstance(spectral, DiagonalSpectral):
         return {"diagonal": spectral.values.cpu()}
     if spectral.size > LARGEST:
         raise TooLarge(f"a matrix of {spectral.size} × {spectral.size} is not written out (limit {LARGEST}).")
     return {"H": dense(spectral, spectral.values, torch.zeros((), dtype=spectral.values.dtype)).cpu()}
+
+
+def _factor(vectors: Tensor | None, values: Tensor) -> Tensor:
+    """Q diag(λ) Qᵀ, [E, n, n]; diagonal where there are no eigenvectors."""
+    if vectors is not None:
+        return ((vectors * values.unsqueeze(1)) @ vectors.mT).cpu()
+    if values.shape[-1] > LARGEST:
+        raise TooLarge(f"a matrix of {values.shape[-1]} × {values.shape[-1]} is not written out (limit {LARGEST}).")
+    return torch.diag_embed(values).cpu()

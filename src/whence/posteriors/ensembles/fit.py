@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import from_numpy, is_pair, tensors_in
+from whence.curvature.distributed import Ranks, together
 from whence.errors import BadOption, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, resolve
 from whence.posteriors.ensembles.build import Factory, Job, check_factory, guarded
+from whence.posteriors.ensembles.exchange import History, check_ranks, fingerprint, gathered, in_turn
 from whence.posteriors.ensembles.folder import Folder, manifest_of
 from whence.posteriors.ensembles.loss import MeanNll, residual_noise
 from whence.posteriors.ensembles.posterior import Ensemble, make
@@ -24,10 +24,9 @@ from whence.posteriors.ensembles.process import run_processes
 from whence.posteriors.ensembles.stack import slow_together
 from whence.posteriors.ensembles.together import Together, group_size, obstacle
 
-History = list[dict[str, float]]
-
 
 @torch.inference_mode(False)
+@together
 def fit_ensemble(
     factory: Factory,
     data: Any,
@@ -44,6 +43,7 @@ def fit_ensemble(
     vectorised: bool | Literal["auto"] = "auto",
     processes: int = 0,
     checkpoint: str | Path | None = None,
+    process_group: Any = None,
     progress: bool = True,
     **settings: Any,
 ) -> Ensemble:
@@ -64,6 +64,8 @@ def fit_ensemble(
             instead.
         processes: train this many members at a time, each in a process of its own.
         checkpoint: a folder; finished members are kept there and not trained again.
+        process_group: a torch process group (or True for the default one) whose ranks share out the members; each
+            passes the same data, all of them, and gets all members.
         progress: whether to show a progress bar.
     """
     from whence.zoo import DataSet, Settings
@@ -89,9 +91,14 @@ def fit_ensemble(
     job = Job(factory, data, validation, plan, tuple(k for k in chosen if k == "batch_size"), seed, place)
     if members > 1 or not processes:  # a process of its own has a copy of its own
         job.check(members)
+    ranks: Ranks = process_group
+    check_ranks(ranks, job, members, loss)
     with contextlib.ExitStack() as stack:
-        folder = _folder(job, loss, checkpoint, processes, stack)
-        trained = _train(job, members, folder, loss, vectorised, processes, progress)
+        with in_turn(ranks, checkpoint is not None):
+            folder = _folder(job, loss, checkpoint, processes, stack)
+        mine = range(ranks.rank, members, ranks.size)
+        own = _train(job, mine, folder, loss, vectorised, processes, progress and ranks.rank == 0)
+    trained = gathered(ranks, job, members, own)
     networks = [Network.snapshot(model) for model, _ in trained]
     with guarded():
         found = residual_noise(networks, data) if estimate else resolved
@@ -111,34 +118,18 @@ def _folder(
     return Folder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whence-"))))
 
 
-def fingerprint(data: Any) -> str:
-    """A hash of the training data, where they are tensors at hand; else what they are."""
-    from whence.zoo import Examples
-
-    data = from_numpy(data)
-    if isinstance(data, Examples):
-        return data.fingerprint()
-    if not is_pair(data):
-        return type(data).__name__
-    digest = hashlib.sha256()
-    for tensor in tensors_in(data):
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _train(
     job: Job,
-    members: int,
+    members: Sequence[int],
     folder: Folder | None,
     likelihood: Likelihood,
     vectorised: bool | str,
     processes: int,
     progress: bool,
-) -> list[tuple[nn.Module, History]]:
-    """Every member with its history, in order."""
+) -> dict[int, tuple[nn.Module, History]]:
+    """These members with their histories."""
     found: dict[int, tuple[nn.Module, History]] = {}
-    todo = [i for i in range(members) if folder is None or not folder.done(i)]
+    todo = [i for i in members if folder is None or not folder.done(i)]
     if processes:
         assert folder is not None
         run_processes(job, todo, folder, processes, progress)
@@ -148,12 +139,12 @@ def _train(
             found[index] = job.train(index, None if folder is None else folder.training(index), progress)
             if folder is not None:
                 folder.put(index, *found[index])
-    for index in range(members):
+    for index in members:
         if index not in found:
             assert folder is not None
             model = job.build(index)
             found[index] = (model.eval(), folder.get(index, model))
-    return [found[i] for i in range(members)]
+    return found
 
 
 def _side_by_side(

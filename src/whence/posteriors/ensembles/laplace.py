@@ -53,8 +53,19 @@ def laplace_ensemble(
         **options: of :func:`whence.laplace`.
     """
     one_of(weights, ("evidence", "equal"), "weights")
-    fitted = [laplace(model, data, likelihood=likelihood, **options) for model in members_of(models)]
+    fitted = [
+        laplace(model, data, likelihood=likelihood, **_of_member(options, index))
+        for index, model in enumerate(members_of(models))
+    ]
     return of_members(fitted, weights)
+
+
+def _of_member(options: dict[str, Any], index: int) -> dict[str, Any]:
+    """With a checkpoint of its own."""
+    if not isinstance(options.get("checkpoint"), (str, Path)):
+        return options
+    path = Path(options["checkpoint"])
+    return options | {"checkpoint": path.with_name(f"{path.stem}.member{index}{path.suffix}")}
 
 
 def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:

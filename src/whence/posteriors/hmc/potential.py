@@ -16,7 +16,7 @@ from torch import Tensor
 from whence.batches import Data, Inputs, check_finite, concatenate, size_of, take, tensors_in
 from whence.curvature.blocks import Param
 from whence.curvature.jacobian import budget
-from whence.errors import BadData, BadOption, TooLarge
+from whence.errors import BadData, BadOption, TooLarge, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.likelihoods import Gaussian, Likelihood
 from whence.predictive.sampled import largest_activation
@@ -130,7 +130,7 @@ class Potential:
                 several = torch.func.vmap(single, chunk_size=None if step >= len(position) else step)
                 several(position)
             except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-                if "out of memory" in str(error):
+                if is_out_of_memory(error):
                     raise
                 return self._guarded(lambda q: _stacked([single(row) for row in q])), "loop"
             if step >= len(position):

@@ -1,0 +1,169 @@
+"""A = Σ a aᵀ of a 3 × 3 convolution from the spatial autocorrelation of its input, without patches.
+
+Stride 1, padding 1. With kernel offsets i, j and a product summed over all places, Σ_s x[s] x[s + Δ] depends on
+Δ = j − i only: 13 products of C × C instead of 81 (the others are their transposes). Places at which the window
+would stand outside the output are counted too much where i and j both look inwards; edges and corners correct that.
+
+Index legend: N examples, C channels, H × W places; rows and columns of A are (channel, offset y, offset x).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REACH = 2  # the largest distance of two offsets
+PRODUCTS, PAIRS = 13, 81  # products of C × C at each place: here, and with patches
+ROWS = 32768  # places in one product on the CPU: longer float32 sums lose digits
+WORTH = 0.7  # of the other way's cost, counted in products
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What the output places of such a convolution see, by example; stands in for patches [1, N, T, 9 C]."""
+
+    x: Tensor  # [N, C, H, W]
+    bias: bool
+
+    @property
+    def rows(self) -> int:
+        """Number of (example, position) pairs."""
+        return self.x.shape[0] * self.x.shape[2] * self.x.shape[3]
+
+    def gram(self) -> Tensor:
+        """Σ a aᵀ, [1, D (+ 1), D (+ 1)]."""
+        inner = autocorrelation_gram(self.x)
+        if not self.bias:
+            return inner.unsqueeze(0)
+        size = len(inner)
+        out = inner.new_empty(1, size + 1, size + 1)
+        out[0, :size, :size] = inner
+        out[0, :size, size] = out[0, size, :size] = window_sums(self.x)
+        out[0, size, size] = self.rows
+        return out
+
+    def squares(self) -> Tensor:
+        """The diagonal of :meth:`gram`, [1, D (+ 1)]."""
+        inner = window_sums(self.x.square()).unsqueeze(0)
+        return torch.cat([inner, inner.new_full((1, 1), self.rows)], 1) if self.bias else inner
+
+    def pieces(self) -> Iterator[Windows]:
+        """Few enough examples at a time that sums stay exact."""
+        if self.x.device.type != "cpu":
+            yield self
+            return
+        frame = (self.x.shape[2] + REACH) * (self.x.shape[3] + REACH)
+        for some in self.x.split(max(1, ROWS // frame)):
+            yield Windows(some, self.bias)
+
+
+def pays(channels: int, height: int, width: int, halved: bool) -> bool:
+    """Whether this is cheaper than patches, whose Gram matrix may be computed by its upper half."""
+    if channels < 8:
+        return False  # products this thin are no faster than one of patches
+    frames = PRODUCTS * (height + REACH) * (width + REACH) + 6 * (height + width)
+    return frames < WORTH * PAIRS * height * width * (0.55 if halved else 1.0)
+
+
+def autocorrelation_gram(x: Tensor) -> Tensor:
+    """Σ over examples and output places of the products of all pairs of a window's entries, [9 C, 9 C]."""
+    channels = x.shape[1]
+    moments = _moments(x.permute(0, 2, 3, 1)).flatten(1)  # [29, C · C]
+    plain, mirrored = _assembly(x.device, x.dtype)
+    swapped = moments.reshape(-1, channels, channels).mT.flatten(1)
+    a = torch.addmm(plain @ moments, mirrored, swapped).reshape(3, 3, 3, 3, channels, channels)
+    return a.permute(4, 0, 1, 5, 2, 3).reshape(9 * channels, 9 * channels)  # from (i_y, i_x, j_y, j_x, c, c')
+
+
+def window_sums(x: Tensor) -> Tensor:
+    """Σ over examples and output places of a window's entries, [9 C]."""
+    total = x.sum(0, dtype=torch.float64)  # [C, H, W]
+    lines = [total[:, 0], total[:, -1], total[:, :, 0], total[:, :, -1]]
+    corners = [total[:, y, side] for y in (0, -1) for side in (0, -1)]
+    parts = torch.stack([total.sum((1, 2)), *(line.sum(1) for line in lines), *corners], dim=1)  # [C, 9]
+    return (parts @ _sum_assembly(x.device)).reshape(-1).to(x.dtype)
+
+
+def _moments(last: Tensor) -> Tensor:
+    """Σ x[s] x[s + Δ]ᵀ of x [N, H, W, C]: 13 in the plane, 3 along each of 4 edges, 4 corners; [29, C, C]."""
+    rows, columns = torch.stack([last[:, 0], last[:, -1]]), torch.stack([last[:, :, 0], last[:, :, -1]])
+    if rows.shape == columns.shape:
+        edges = _lines(torch.cat([rows, columns]))
+    else:
+        edges = torch.cat([_lines(rows), _lines(columns)])
+    corners = torch.stack([rows[:, :, 0], rows[:, :, -1]], dim=1).flatten(0, 1)  # [4, N, C]
+    return torch.cat([_plane(last), edges, corners.mT @ corners])
+
+
+def _plane(last: Tensor) -> Tensor:
+    """For Δ in the half plane: [13, C, C].
+
+    Two zero rows and columns at the end of each frame make a shift in the plane a shift of the flat sequence of places.
+    """
+    size, height, width, channels = last.shape
+    frames = last.new_zeros(size, height + REACH, width + REACH, channels)
+    frames[:, :height, :width] = last
+    flat = frames.reshape(-1, channels)
+    shifts = [y * (width + REACH) + x for y, x in _HALF]
+    return torch.stack([flat[: len(flat) - by].mT @ flat[by:] for by in shifts])
+
+
+def _lines(edges: Tensor) -> Tensor:
+    """Along edges [B, N, L, C], for Δ = 0, 1, 2: [B · 3, C, C]."""
+    count, size, length, channels = edges.shape
+    padded = edges.new_zeros(count, size, length + REACH, channels)
+    padded[:, :, :length] = edges
+    flat = padded.flatten(1, 2)
+    found = [flat[:, : flat.shape[1] - by].mT @ flat[:, by:] for by in range(REACH + 1)]
+    return torch.stack(found, dim=1).flatten(0, 1)
+
+
+_EDGE = {2: 0, 0: 1}  # which of the two outermost rows (columns) an offset does not reach everywhere
+_HALF = [(0, 0), (0, 1), (0, 2)] + [(y, x) for y in (1, 2) for x in (-2, -1, 0, 1, 2)]
+
+
+@cache
+def _assembly(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A as a combination of the moments and of their transposes: [81, 29] each, rows in the order (i_y, i_x, j_y, j_x).
+
+    An offset of 2 looks past the first row (column), one of 0 past the last.
+    """
+    plain, mirrored = torch.zeros(81, 29), torch.zeros(81, 29)
+
+    def put(pair: int, base: int, shifts: list[Any], apart: Any, opposite: Any, sign: int) -> None:
+        if apart in shifts:
+            plain[pair, base + shifts.index(apart)] += sign
+        else:
+            mirrored[pair, base + shifts.index(opposite)] += sign
+
+    for pair, (iy, ix, jy, jx) in enumerate(itertools.product(range(3), repeat=4)):
+        y, x = jy - iy, jx - ix
+        put(pair, 0, _HALF, (y, x), (-y, -x), 1)
+        if iy == jy and iy in _EDGE:
+            put(pair, 13 + 3 * _EDGE[iy], [0, 1, 2], x, -x, -1)
+        if ix == jx and ix in _EDGE:
+            put(pair, 19 + 3 * _EDGE[ix], [0, 1, 2], y, -y, -1)
+        if iy == jy and ix == jx and iy in _EDGE and ix in _EDGE:
+            plain[pair, 25 + 2 * _EDGE[iy] + _EDGE[ix]] += 1
+    return plain.to(device, dtype), mirrored.to(device, dtype)
+
+
+@cache
+def _sum_assembly(device: torch.device) -> Tensor:
+    """Window sums from all places, four edges and four corners: [9 parts, 9 offsets]."""
+    table = torch.zeros(9, 9, dtype=torch.float64)
+    for offset, (y, x) in enumerate(itertools.product(range(3), repeat=2)):
+        table[0, offset] = 1
+        if y in _EDGE:
+            table[1 + _EDGE[y], offset] = -1
+        if x in _EDGE:
+            table[3 + _EDGE[x], offset] = -1
+        if y in _EDGE and x in _EDGE:
+            table[5 + 2 * _EDGE[y] + _EDGE[x], offset] = 1
+    return table.to(device)

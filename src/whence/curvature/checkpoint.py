@@ -1,0 +1,308 @@
+"""The sums of a fit on disk, so that a fit that was killed goes on where it stood.
+
+A fit passes over the data in stages (one, or two for ``ekfac``, or one for each product of ``lowrank``). The file
+holds the sums of every stage so far and the number of batches that they count; it is replaced in one step, and
+nothing in it is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import RandomSampler
+
+from whence._version import __version__
+from whence.batches import Batch
+from whence.checks import settle_checks, tensors_in
+from whence.errors import BadFile, BadOption, notice
+
+KIND, FORMAT = "checkpoint of a fit", 1
+EVERY = 60.0  # seconds between two writings
+AFRESH = "Delete the file to start afresh."
+State = dict[str, Tensor]
+
+
+class Kept(Protocol):
+    """Running sums that can be written and set."""
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass
+class Sums:
+    """Running sums by name, made when the first batch shows what they are."""
+
+    device: torch.device
+    values: State = field(default_factory=dict)
+
+    def state(self) -> State:
+        return self.values
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        if not self.values:
+            self.values = {name: value.to(self.device) for name, value in state.items()}
+        for name, value in self.values.items():  # in place: products may depend on how a matrix lies in memory
+            value.copy_(state[name])
+
+
+@dataclass
+class Stage:
+    """One stage: what it has counted, and its sums."""
+
+    label: str
+    basis: str  # digest of what earlier stages gave it to compute with
+    batches: int = 0  # counted
+    last: str = ""  # digest of the last batch that was counted
+    complete: bool = False
+    states: list[State] = field(default_factory=list)
+
+
+class Checkpoint:
+    """A file that a fit writes now and then, goes on from, and removes once it is complete."""
+
+    def __init__(self, path: str | Path, every: float = EVERY, *, seed_given: bool = False) -> None:
+        self.path, self.every = check_place(path), check_every(every)
+        self.seed_given = seed_given  # by a generator of the caller's
+        self.signature: dict[str, Any] = {}
+        self.seed: int | None = None  # of what the fit draws
+        self.stages: list[Stage] = []  # of this fit, in order
+        self.found: list[Stage] = []  # in the file
+        self._meta: dict[str, Any] | None = None
+        if self.path.exists():
+            self._read()
+        self._began = self._wrote = time.monotonic()
+
+    # Going on
+
+    def belongs(self, signature: dict[str, Any], source: Any = None) -> None:
+        """Refuse a file of another fit; ``source`` are the data."""
+        self.signature = json.loads(json.dumps(signature, default=str))
+        if self._meta is None:
+            if shuffles(source):
+                notice(
+                    f"the loader shuffles, so that a fit that was killed goes on from {self.path} only if torch's seed "
+                    "brings the same order again; shuffle=False is surer."
+                )
+            return
+        its = self._meta["signature"]
+        for key, mine in self.signature.items():
+            if its.get(key) != mine:
+                raise BadFile(
+                    f"the checkpoint {self.path} is of another fit: {key} was {_short(its.get(key))} and is now "
+                    f"{_short(mine)}. Go on with the same network, data and options. {AFRESH}"
+                )
+        counted = self.found[-1].batches if self.found else 0
+        notice(f"going on from {self.path}: {counted} batches of {self._meta['stages'][-1]['label']!r} are counted.")
+
+    def seeded(self, drawn: int) -> int:
+        """The seed of the fit that the file is of; ``drawn`` for a new one."""
+        known = None if self._meta is None else self._meta["seed"]
+        if known is not None and self.seed_given and known != drawn:
+            raise BadFile(
+                f"the checkpoint {self.path} is of a fit whose generator gave other numbers. Go on with the same seed. "
+                f"{AFRESH}"
+            )
+        return drawn if known is None else int(known)
+
+    def use_seed(self, seed: int) -> None:
+        """What is drawn is drawn from ``seed``, here and on all ranks."""
+        if self._meta is not None and self._meta["seed"] not in (None, seed):
+            raise BadFile(f"the checkpoint {self.path} was made with another seed than that of rank 0. {AFRESH}")
+        self.seed = seed
+
+    def stage(self, label: str, kept: Sequence[Kept], basis: str) -> Stage:
+        """The next stage; its sums are set to what the file has of it."""
+        number, stage = len(self.stages), Stage(label, basis)
+        self.stages.append(stage)
+        if number < len(self.found) and self.found[number].basis == basis:
+            stage = self.stages[-1] = self.found[number]
+            try:
+                for one, state in zip(kept, stage.states, strict=True):
+                    one.load_state(state)
+            except (ValueError, RuntimeError, KeyError) as error:
+                raise BadFile(f"the checkpoint {self.path} does not fit the network ({error}). {AFRESH}") from error
+        stage.states = [one.state() for one in kept]
+        self._check_space()
+        return stage
+
+    def check_last(self, stage: Stage, batch: Batch) -> None:
+        """The last batch that was counted must be there again."""
+        if digest_of_batch(batch) != stage.last:
+            raise BadFile(
+                f"the data come in another order than when {self.path} was written, or have changed: batch "
+                f"{batch.index} is not the one that was counted. Use shuffle=False (or a seeded order) and no random "
+                f"augmentation to go on from a checkpoint. {AFRESH}"
+            )
+
+    # Writing
+
+    def offer(self, stage: Stage, kept: Sequence[Kept], count: int, batch: Batch, *, complete: bool = False) -> None:
+        """Write, if it is time to: ``count`` batches are in the sums, the last of them ``batch``."""
+        now = time.monotonic()
+        stage.complete = complete
+        if now - (self._began if complete else self._wrote) < self.every:
+            if complete:
+                stage.batches, stage.last = count, digest_of_batch(batch)
+                stage.states = [one.state() for one in kept]
+            return
+        settle_checks()  # nothing is kept that was not looked at
+        stage.batches, stage.last = count, digest_of_batch(batch)
+        stage.states = [one.state() for one in kept]
+        try:
+            self._write()
+        except (OSError, SafetensorError) as error:
+            notice(f"the checkpoint {self.path} could not be written ({error}); the fit goes on without a newer one.")
+        self._wrote = time.monotonic()
+
+    def remove(self) -> None:
+        """The fit is complete."""
+        for path in (self.path, self._temporary):
+            path.unlink(missing_ok=True)
+
+    @property
+    def _temporary(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.tmp")
+
+    def _write(self) -> None:
+        tensors: State = {}
+        stages = []
+        for i, stage in enumerate(self.stages):
+            plain = {k: v for k, v in asdict_of(stage).items() if k != "states"}
+            stages.append({**plain, "states": [list(state) for state in stage.states]})
+            for j, state in enumerate(stage.states):
+                tensors |= {f"{i}.{j}.{name}": value.detach().cpu().contiguous() for name, value in state.items()}
+        meta = {
+            "kind": KIND,
+            "format": FORMAT,
+            "whence": __version__,
+            "signature": self.signature,
+            "seed": self.seed,
+            "stages": stages,
+            "digest": digest(tensors[key] for key in sorted(tensors)),
+        }
+        save_file(tensors, str(self._temporary), metadata={"whence": json.dumps(meta)})
+        with open(self._temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._temporary, self.path)
+        with contextlib.suppress(OSError):  # not every system opens folders
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _read(self) -> None:
+        try:
+            with safe_open(str(self.path), "pt") as file:
+                meta = json.loads((file.metadata() or {})["whence"])
+                if meta.get("kind") != KIND or meta.get("format") != FORMAT:
+                    raise BadFile(f"{self.path} exists and is no checkpoint of a fit; choose another name.")
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if meta["digest"] != digest(tensors[key] for key in sorted(tensors)):
+                raise ValueError("its content has changed")
+            for i, plain in enumerate(meta["stages"]):
+                states = [{n: tensors[f"{i}.{j}.{n}"] for n in names} for j, names in enumerate(plain["states"])]
+                self.found.append(Stage(**{**plain, "states": states}))
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            if isinstance(error, BadFile):
+                raise
+            raise BadFile(f"the checkpoint {self.path} is truncated or damaged ({error}). {AFRESH}") from error
+        self._meta = meta
+
+    def _check_space(self) -> None:
+        """The sums must fit on the disk."""
+        held = [t for stage in self.stages for state in stage.states for t in state.values()]
+        needed = sum(t.numel() * t.element_size() for t in held)
+        free = shutil.disk_usage(self.path.parent).free
+        if needed > free:
+            raise BadFile(
+                f"a checkpoint at {self.path} takes {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free "
+                "there. Choose another disk, or checkpoint=None."
+            )
+
+
+def asdict_of(stage: Stage) -> dict[str, Any]:
+    """Its fields; tensors are not copied."""
+    return dict(vars(stage))
+
+
+def check_place(path: str | Path) -> Path:
+    """A file name in a folder that can be written to."""
+    place = Path(path).absolute()
+    if not place.parent.is_dir():
+        raise BadFile(f"cannot write the checkpoint {path}: the folder {place.parent} is missing.")
+    if place.is_dir():
+        raise BadFile(f"the checkpoint of a fit is a file, and {path} is a folder.")
+    trial = place.with_name(f".{place.name}.{os.getpid()}.trial")
+    try:
+        trial.write_bytes(b"whence")
+    except OSError as error:
+        raise BadFile(f"cannot write the checkpoint {path}: {error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink(missing_ok=True)
+    return place
+
+
+def check_every(every: float) -> float:
+    if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 <= every < math.inf:
+        raise BadOption(f"checkpoint_every={every!r} must be a number of seconds, 0 (after every batch) or more.")
+    return float(every)
+
+
+def of_rank(path: str | Path, rank: int, size: int) -> Path:
+    """A file of its own for each of several ranks."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadOption(f"checkpoint is a {type(path).__name__}; pass the name of a file.")
+    path = Path(path)
+    return path if size == 1 else path.with_name(f"{path.stem}.rank{rank}-of-{size}{path.suffix}")
+
+
+def shuffles(source: Any) -> bool:
+    """Whether a loader's order comes from torch's default generator."""
+    sampler = getattr(source, "sampler", None)
+    return isinstance(sampler, RandomSampler) and sampler.generator is None and source.generator is None
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Of types, shapes and bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        plain = tensor.detach().cpu().contiguous().flatten()
+        found.update(plain.view(torch.uint8).numpy().data if plain.numel() else b"")
+    return found.hexdigest()
+
+
+def digest_of_batch(batch: Batch) -> str:
+    return digest([*tensors_in(batch.inputs), batch.targets])
+
+
+def signature_of(options: Any, **more: Any) -> dict[str, Any]:
+    """What decides the sums of a fit, by name."""
+    plain = asdict(options)
+    draws = plain.pop("draws")
+    plain = {k: v for k, v in plain.items() if k not in ("progress", "offload", "cuda_graphs")}
+    return {**more, **plain, "draws": draws["count"]}
+
+
+def _short(value: Any) -> str:
+    """For a message: digests and long lists are cut."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

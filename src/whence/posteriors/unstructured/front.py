@@ -1,0 +1,218 @@
+"""Draws from N(θ*, (s H + Δ)⁻¹) with the whole H, which is never formed: perturb, then solve.
+
+With ε₀, εₙ white and Λₙ = Rₙ Rₙᵀ, the right-hand side b = √s Σₙ Jₙᵀ Rₙ εₙ + Δ^{1/2} ε₀ has the covariance
+s H + Δ =: A, so that z = A⁻¹ b has A⁻¹ A A⁻¹ = A⁻¹ (Papandreou & Yuille 2010; for linearised networks Antorán et al.
+2023). It is solved in w = Δ^{1/2} z, where the matrix is I + s Δ^{-1/2} H Δ^{-1/2}: no eigenvalue lies below 1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from whence.batches import Data
+from whence.curvature.products import Products, Vector
+from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
+from whence.functional import Network, refuse_batch_statistics
+from whence.posteriors.unstructured.posterior import Solved, Unstructured
+from whence.posteriors.unstructured.solver import Preconditioner, solve
+from whence.randomness import derived_seed, seed_from
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace import Laplace
+
+PRECONDITIONERS = ("prior", "structure")
+VECTORS = 8  # of one draw that the solution holds at once
+
+
+@torch.inference_mode(False)
+def unstructured(
+    posterior: Laplace,
+    data: Any,
+    num_samples: int,
+    tolerance: float,
+    max_iterations: int,
+    preconditioner: str,
+    generator: torch.Generator | None,
+    progress: bool,
+) -> Unstructured:
+    """See :meth:`whence.posteriors.laplace.Laplace.unstructured`."""
+    _check(num_samples, tolerance, max_iterations)
+    one_of(preconditioner, PRECONDITIONERS, "preconditioner")
+    products = products_of(posterior, data)
+    start = time.perf_counter()
+    with tqdm(total=None, desc="draws", unit="product", delay=3, leave=False, disable=not progress) as bar:
+
+        def report(done: int, residual: float) -> None:
+            bar.update(done - bar.n)
+            bar.set_postfix_str(f"residual {residual:.2g}, to reach {tolerance:g}")
+
+        try:
+            draws, solved = _drawn(
+                posterior,
+                products,
+                num_samples,
+                tolerance,
+                max_iterations,
+                preconditioner,
+                seed_from(generator),
+                report,
+            )
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise TooLarge(_memory(products.vector.size, num_samples, products.dtype)) from error
+            raise
+    _say(solved, max_iterations)
+    values = products.vector.split(draws)
+    return Unstructured(
+        network=products.network,
+        likelihood=posterior.likelihood,
+        deviations={n: values[n].to(products.network.params[n].dtype) for n in posterior.names()},
+        prior=posterior.prior,
+        data_scale=posterior.data_scale,
+        solved=Solved(**solved, seconds=time.perf_counter() - start),
+        groups={b.name: tuple(p.name for p in b.params) for b in posterior.blocks},
+        output_shape=tuple(posterior.record.output_shape),
+        structured=posterior,
+    )
+
+
+def _check(num_samples: int, tolerance: float, max_iterations: int) -> None:
+    for name, value in (("num_samples", num_samples), ("max_iterations", max_iterations)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadOption(f"{name}={value} must be a whole number, at least 1.")
+    if not (isinstance(tolerance, (int, float)) and 0 < tolerance < 1):
+        raise BadOption(f"tolerance={tolerance} must lie between 0 and 1; 0.01 is a usual choice.")
+
+
+def products_of(posterior: Laplace, data: Any) -> Products:
+    """Products with the curvature that the posterior approximates; the label draws of a sampled one are exact here."""
+    kind = posterior.curvature.options.curvature
+    if kind == "hessian":
+        raise NotDefined(
+            "draws without structure need a curvature with a root, and curvature='hessian' has none: it may be "
+            "indefinite. Fit with curvature='ggn'."
+        )
+    network = exact(posterior.network)
+    refuse_batch_statistics(network)
+    source = Data(data, network.device, network.dtype)
+    source.require_passes(2, "each product with the curvature is a pass, and posterior.unstructured")
+    vector = Vector(network, posterior.blocks, posterior.curvature.keep)
+    kind = "empirical" if kind == "empirical" else "ggn"
+    return Products(network, vector, source, posterior.likelihood, kind, posterior.curvature.options.draws)
+
+
+def exact(network: Network) -> Network:
+    """The network in float32 at least, without autocast: products in bfloat16 would not converge."""
+    if network.autocast is None and network.dtype in (torch.float32, torch.float64):
+        return network
+    exact = network.to(torch.promote_types(network.dtype, torch.float32))
+    exact.autocast = None
+    return exact
+
+
+def _drawn(
+    posterior: Laplace,
+    products: Products,
+    count: int,
+    tolerance: float,
+    max_iterations: int,
+    preconditioner: str,
+    seed: int,
+    report: Any,
+) -> tuple[Tensor, dict[str, Any]]:
+    """z [S, P], and how it was found."""
+    delta = prior_of(posterior, products)
+    perturbation = products.noise(derived_seed(seed, "data"), count)  # Jᵀ R ε
+    scale = _scale(posterior, products)
+    half = delta.rsqrt()
+    c = math.sqrt(scale) * perturbation * half + white(seed, count, delta)
+
+    def times(w: Tensor) -> Tensor:
+        return scale * half * products.times(w * half)
+
+    nearby = None if preconditioner == "prior" else _structure(posterior)
+    found = solve(times, c, tolerance, max_iterations, nearby, report)
+    solved = {
+        "iterations": found.iterations,
+        "tolerance": tolerance,
+        "residuals": tuple(found.residuals.tolist()),
+        "effective": tuple(found.energies.tolist()),
+        "converged": found.converged,
+        "examples": products.seen,
+        "preconditioner": preconditioner,
+    }
+    return found.x * half, solved
+
+
+def prior_of(posterior: Laplace, products: Products) -> Tensor:
+    """Δ of every unknown, [P]."""
+    delta = posterior.prior.flat([p for b in posterior.blocks for p in b.params])
+    delta = delta.to(products.network.device, products.dtype)
+    keep = products.vector.keep
+    return delta if keep is None else delta[keep]
+
+
+def white(seed: int, count: int, like: Tensor) -> Tensor:
+    """ε₀ [S, P]: a draw's own, however many there are, and the same on every device and in every type."""
+    rows = []
+    for draw in range(count):
+        generator = torch.Generator().manual_seed(derived_seed(seed, "prior", draw))
+        rows.append(torch.randn(len(like), generator=generator, dtype=torch.float64).to(like))
+    return torch.stack(rows)
+
+
+def _scale(posterior: Laplace, products: Products) -> float:
+    """s: the data scale, for as many examples as the posterior counts."""
+    counted = posterior.curvature.record.data_size
+    if abs(counted - products.seen) > 1e-6 * counted:
+        notice(
+            f"the data give {products.seen:,} examples, and the posterior counts {counted:,.0f}: each is counted "
+            f"{counted / products.seen:.3g} times."
+        )
+    return posterior.data_scale * counted / products.seen
+
+
+def _structure(posterior: Laplace) -> Preconditioner:
+    """The structured posterior, in the coordinates w = Δ^{1/2} z."""
+
+    def power(v: Tensor, exponent: float) -> Tensor:
+        pieces = []
+        at = 0
+        for gaussian, blocks in posterior.gaussians():
+            spectral = gaussian.spectral
+            piece = v[:, at : at + spectral.size].to(spectral.values.dtype)
+            at += spectral.size
+            alone = len(blocks) == 1 and posterior.curvature.keep is None
+            native = blocks[0].to_native(piece) if alone else piece
+            rest = torch.ones_like(gaussian.rest)
+            turned = spectral.apply((gaussian.precision / gaussian.delta) ** exponent, native, rest)
+            pieces.append((blocks[0].to_flat(turned) if alone else turned).to(v.dtype))
+        return torch.cat(pieces, dim=1)
+
+    return Preconditioner(lambda v: power(v, -0.5), lambda v: power(v, 0.5))
+
+
+def _say(solved: dict[str, Any], most: int) -> None:
+    if solved["converged"]:
+        return
+    worst = max(solved["residuals"])
+    ended = f"max_iterations={most} were done" if solved["iterations"] >= most else "rounding allows no less"
+    notice(
+        f"the draws have a relative residual of {worst:.2g}, above tolerance={solved['tolerance']:g}, after "
+        f"{solved['iterations']} products: {ended}. Allow more iterations, take more draws together (they help each "
+        "other), a larger prior precision or tolerance, or a network in float64."
+    )
+
+
+def _memory(size: int, count: int, dtype: torch.dtype) -> str:
+    needed = VECTORS * count * size * (torch.finfo(dtype).bits // 8) / 2**30
+    return (
+        f"{count} draws of {size:,} weights take about {needed:.1f} GiB while they are found, and memory ran out. Pass "
+        "a smaller num_samples, or select fewer weights with layers=… when fitting."
+    )

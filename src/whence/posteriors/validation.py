@@ -1,0 +1,127 @@
+"""Validation data as tuning sees it: projected once, and kept where memory allows, so that a new prior only weighs.
+
+Index legend: N examples, C outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from whence.batches import Batch, Data, Inputs
+from whence.predictive import linearised
+from whence.predictive.projection import Projection, Unshared, project
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace import Laplace
+
+KEEP = 512 * 2**20  # bytes of projections and covariances that are kept
+CUDA_KEEP = 8 * 2**30
+
+
+@dataclass
+class Piece:
+    """Some validation examples: their outputs, and their Jacobians in the eigenbases of the blocks."""
+
+    mean: Tensor  # [N, C]
+    projections: list[Projection]
+    targets: Tensor
+    index: int  # of their batch
+    covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r
+
+    def covariance(self, posterior: Laplace, rs: list[float]) -> list[Tensor]:
+        """V under prior precisions times e^r, for each r, [N, C, C]."""
+        missing = [r for r in rs if r not in self.covariances]
+        found = dict(self.covariances)
+        for (gaussian, _), projection in zip(posterior.gaussians(), self.projections, strict=True):
+            moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in missing]
+            parts = projection.weigh_priors(moved)
+            for r, part in zip(missing, parts, strict=True):
+                found[r] = found[r] + part if r in found else part
+        return [found[r] for r in rs]
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for p in self.projections for t in _tensors(p))
+
+
+class Validation:
+    """Passes over validation data; after the first one nothing goes through the network again if it could be kept."""
+
+    def __init__(self, data: Data, progress: bool) -> None:
+        self.data, self.progress = data, progress
+        self.count = 0  # examples of the last pass
+        self._kept: list[Piece] | None = None
+        self._room: float = CUDA_KEEP if data.device.type == "cuda" else KEEP
+
+    def covariances(self, posterior: Laplace, rs: list[float]) -> Iterator[tuple[Piece, list[Tensor]]]:
+        """Every piece with V(r) for each r, relative to the prior of ``posterior``, which must stay the same."""
+        for piece in self.pieces(posterior):
+            found = piece.covariance(posterior, rs)
+            yield piece, found
+            if self._kept is not None:
+                self._keep_covariances(piece, rs, found)
+
+    def pieces(self, posterior: Laplace) -> Iterator[Piece]:
+        """The data in pieces that fit the memory budget. Only the eigenbases of ``posterior`` matter here."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        self.count, used = 0, 0
+        kept: list[Piece] = []
+        for piece in self._projected(posterior):
+            self.count += len(piece.mean)
+            used += piece.bytes
+            if used <= self._room:
+                kept.append(piece)
+            else:
+                kept.clear()
+            yield piece
+        if used <= self._room:
+            self._kept, self._room = kept, self._room - used
+
+    def _keep_covariances(self, piece: Piece, rs: list[float], found: list[Tensor]) -> None:
+        for r, cov in zip(rs, found, strict=True):
+            size = cov.numel() * cov.element_size()
+            if r not in piece.covariances and size <= self._room:
+                piece.covariances[r] = cov
+                self._room -= size
+
+    def _projected(self, posterior: Laplace) -> Iterator[Piece]:
+        for batch in self.batches():
+            targets = batch.targets
+            for inputs in linearised.pieces(posterior, one(batch.inputs)):
+                found = linearised.fitting(posterior, lambda x: projected(posterior, x), inputs, "tuning")
+                for mean, projections in found:
+                    yield Piece(mean, projections, targets[: len(mean)], batch.index)
+                    targets = targets[len(mean) :]
+
+    def batches(self) -> Iterator[Batch]:
+        """One pass over the data, with a progress bar if it takes long."""
+        total, hidden = self.data.length(), not self.progress
+        yield from tqdm(self.data, "tuning", total, unit="batch", delay=3, leave=False, disable=hidden)
+
+
+def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projection]]:
+    """One forward and backward pass, one turn into the eigenbasis of each block."""
+    mean, grads = linearised.differentiate(posterior, inputs)
+    keep = posterior.curvature.keep
+    found = [project(gaussian, blocks, grads, keep) for gaussian, blocks in posterior.gaussians()]
+    return mean.detach(), [replace(p, left=None, plain=None) if isinstance(p, Unshared) else p for p in found]
+
+
+def one(inputs: Any) -> Any:
+    """Inputs as ``predict`` takes them: a list would be read as a loader."""
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def _tensors(projection: Any) -> list[Tensor]:
+    """What a projection holds of its own."""
+    assert is_dataclass(projection)
+    values = [getattr(projection, f.name) for f in fields(projection)]
+    return [v for v in values if isinstance(v, Tensor)]

@@ -1,0 +1,381 @@
+"""A fit that was killed goes on from its checkpoint, and gives the same bits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.curvature.distributed_work import Breaking, examples
+from whence.errors import BadData, BadFile, BadOption, Notice
+
+ROOT = Path(__file__).parent.parent.parent
+
+FITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kron": ("conv2d", {"structure": "kron"}),
+    "ekfac": ("conv2d", {"structure": "ekfac"}),
+    "block": ("mlp", {"structure": "block"}),
+    "full": ("mlp", {"structure": "full"}),
+    "diag": ("embedding", {"structure": "diag"}),
+    "lowrank": ("mlp", {"structure": "lowrank", "rank": 10}),
+    "kfra": ("mlp", {"structure": "kron", "curvature": "kfra"}),
+    "hessian": ("mlp", {"structure": "block", "curvature": "hessian", "prior_precision": 100.0}),
+    "sampled": ("mlp", {"structure": "kron", "curvature": "mc"}),
+    "noise": ("regression_2", {"structure": "kron", "likelihood": "regression"}),
+    "passes": ("mlp", {"structure": "diag", "curvature": "mc", "passes": 2}),
+    "thin": ("mlp", {"structure": "ekfac", "max_factor": 5}),
+    "no_rule": ("bare_parameters", {"structure": "kron"}),
+}
+
+
+class Killed(BaseException):
+    """Nothing catches it on the way."""
+
+
+class Batches:
+    """Data that are killed before the ``at``-th batch of all passes together; counts what it gives."""
+
+    def __init__(self, data: list[Any], at: int | None = None) -> None:
+        self.data, self.at, self.given = data, at, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.data:
+            if self.given == self.at:
+                raise Killed
+            self.given += 1
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def setting(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], dict[str, Any]]:
+    from tests.comparison import likelihood_of
+
+    network, options = FITS[name]
+    case, x, y = examples(network)
+    batches = [(x[n : n + 2], y[n : n + 2]) for n in range(0, len(y), 2)]
+    return case.model, batches, {"likelihood": likelihood_of(case), "progress": False, **options}
+
+
+def quiet(model: nn.Module, data: Any, **options: Any) -> whence.Laplace:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return whence.laplace(model, data, **options)
+
+
+def assert_bits(got: whence.Laplace, wanted: whence.Laplace) -> None:
+    for mine, its in zip(got.curvature.structures, wanted.curvature.structures, strict=True):
+        for key, value in its.tensors().items():
+            assert torch.equal(mine.tensors()[key], value), key
+    assert got.curvature.record == wanted.curvature.record
+    assert torch.equal(got.covariance(), wanted.covariance())
+
+
+def killed_at(name: str) -> list[tuple[str, int]]:
+    """In each stage; a pass has six batches."""
+    more = {"kron": [0, 1], "ekfac": [9], "lowrank": [8, 15], "passes": [8]}
+    return [(name, 4), *((name, at) for at in more.get(name, []))]
+
+
+@pytest.mark.parametrize(("name", "at"), [pair for name in FITS for pair in killed_at(name)])
+def test_a_killed_fit_goes_on(name: str, at: int, tmp_path: Path) -> None:
+    model, batches, options = setting(name)
+    torch.manual_seed(5)
+    wanted = quiet(model, batches, **options)
+    path = tmp_path / "fit.safetensors"
+    file = {"checkpoint": path, "checkpoint_every": 0}
+    torch.manual_seed(5)
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, at), **options, **file)
+    assert path.exists() == (at > 0)
+    torch.manual_seed(6)  # as a new process has other random numbers
+    if not path.exists():
+        torch.manual_seed(5)
+    again = quiet(model, Batches(batches), **options, **file)
+    assert_bits(again, wanted)
+    assert list(tmp_path.iterdir()) == []  # removed once the fit is complete
+
+
+def test_a_fit_can_be_killed_often(tmp_path: Path) -> None:
+    model, batches, options = setting("ekfac")
+    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    for at in (3, 5, 8, 4):  # twice in the first pass, twice in the second
+        with pytest.raises(Killed):
+            quiet(model, Batches(batches, at), **options, **file)
+    assert_bits(quiet(model, batches, **options, **file), quiet(model, batches, **options))
+
+
+class Counting(nn.Module):
+    """Counts its forward passes, also those of its copies."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 2:
+            Counting.calls += 1
+        return self.inner(x)
+
+
+def test_what_was_counted_is_not_computed_again(tmp_path: Path) -> None:
+    _, batches, options = setting("kfra")
+    batches, options = batches[:5], {**options, "curvature": "ggn"}
+    model = Counting()
+    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+
+    def calls(data: Any, **more: Any) -> int:
+        Counting.calls = 0
+        quiet(model, data, **options, **more)
+        return Counting.calls
+
+    all_of_them = calls(batches)
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, 4), **options, **file)
+    assert calls(batches, **file) == all_of_them - 4
+
+
+def test_the_end_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails after the sums were complete (here the decomposition) costs no second pass."""
+    from whence.posteriors.laplace import Laplace
+
+    model, batches, options = setting("kron")
+    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    with monkeypatch.context() as patch:
+        patch.setattr(Laplace, "gaussians", lambda self: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            quiet(model, batches, **options, **file)
+    data = Batches(batches)
+    again = quiet(model, data, **options, **file)
+    assert data.given == 1  # the first batch, for the network to be looked at
+    assert_bits(again, quiet(model, batches, **options))
+
+
+def test_more_data_has_a_checkpoint(tmp_path: Path) -> None:
+    model, batches, options = setting("kron")
+    first = quiet(model, batches[:2], **options)
+    wanted = first.update(batches[2:])
+    with pytest.raises(Killed):
+        first.update(Batches(batches[2:], 3), checkpoint=tmp_path / "more", checkpoint_every=0)
+    assert_bits(first.update(batches[2:], checkpoint=tmp_path / "more", checkpoint_every=0), wanted)
+
+
+def test_members_have_files_of_their_own(tmp_path: Path) -> None:
+    model, batches, options = setting("kron")
+    other, _, _ = setting("kron")
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.01)
+    file = {"checkpoint": tmp_path / "fit.safetensors", "checkpoint_every": 0}
+    with pytest.raises(Killed):
+        whence.laplace_ensemble([model, other], Batches(batches, 9), **options, **file)
+    assert [p.name for p in tmp_path.iterdir()] == ["fit.member1.safetensors"]
+    with pytest.warns(Notice, match=r"fit.member1.safetensors: 3 batches"):
+        again = whence.laplace_ensemble([model, other], batches, weights="equal", **options, **file)
+    assert_bits(again.members[1], quiet(other, batches, **options))
+
+
+def test_it_says_that_it_goes_on_and_when_it_is_written(tmp_path: Path) -> None:
+    model, batches, options = setting("kron")
+    path = tmp_path / "fit.safetensors"
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, 4), **options, checkpoint=path)  # a minute has not passed
+    assert not path.exists()
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, 4), **options, checkpoint=str(path), checkpoint_every=0)
+    with pytest.warns(Notice, match=r"going on from .*fit.safetensors: 4 batches of 'curvature' are counted"):
+        whence.laplace(model, batches, **options, checkpoint=path)
+    assert not path.exists()
+
+
+@pytest.fixture
+def broken_off(tmp_path: Path) -> tuple[nn.Module, list[Any], dict[str, Any], Path]:
+    """A fit that counts four batches of six."""
+    model, batches, options = setting("kron")
+    path = tmp_path / "fit.safetensors"
+    options |= {"checkpoint": path, "checkpoint_every": 0}
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, 4), **options)
+    return model, batches, options, path
+
+
+Broken = tuple[nn.Module, list[Any], dict[str, Any], Path]
+
+
+def test_other_fits_are_refused(broken_off: Broken) -> None:
+    model, batches, options, path = broken_off
+    with pytest.raises(BadFile, match=r"is of another fit: curvature was 'ggn' and is now 'mc'.*Delete the file"):
+        quiet(model, batches, **{**options, "curvature": "mc"})
+    with pytest.raises(BadFile, match="another fit: the structure was"):
+        quiet(model, batches, **{**options, "structure": "diag"})
+    with pytest.raises(BadFile, match="another fit: the choice of weights was"):
+        quiet(model, batches, **options, layers="last")
+    with pytest.raises(BadFile, match="another fit: batches was 6 and is now 5"):
+        quiet(model, batches[:5], **options)
+    with pytest.raises(BadFile, match="another fit: first_batch was"):
+        quiet(model, batches[::-1][1:] + batches[:1], **options)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.01)
+    with pytest.raises(BadFile, match="another fit: network was"):
+        quiet(model, batches, **options)
+    assert path.exists()
+
+
+def test_data_in_another_order_are_refused(broken_off: Broken) -> None:
+    model, batches, options, _ = broken_off
+    batches[3], batches[2] = batches[2], batches[3]
+    with pytest.raises(BadFile, match=r"another order .* batch 3 is not the one .* shuffle=False"):
+        quiet(model, batches, **options)
+
+
+def test_a_loader_that_shuffles_is_said(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model, batches, options = setting("kron")
+    data = TensorDataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    with pytest.warns(Notice, match=r"the loader shuffles.*shuffle=False is surer"):
+        whence.laplace(model, DataLoader(data, 2, shuffle=True), checkpoint=tmp_path / "fit", **options)
+    seeded = DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        whence.laplace(model, seeded, checkpoint=tmp_path / "fit", **options)
+
+
+def test_data_that_end_early_are_refused(broken_off: Broken) -> None:
+    model, batches, options, _ = broken_off
+
+    class Short(Batches):
+        def __len__(self) -> int:
+            return 6
+
+    with pytest.raises(BadData, match=r"the data ended after 2 batches, and .* counts 4"):
+        quiet(model, Short(batches[:2]), **options)
+
+
+def test_damaged_files_are_refused(broken_off: Broken) -> None:
+    model, batches, options, path = broken_off
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), b"", b"not safetensors at all"):
+        path.write_bytes(damaged)
+        with pytest.raises(BadFile, match=r"truncated or damaged .* Delete the file to start afresh"):
+            quiet(model, batches, **options)
+    quiet(model, batches, **{**options, "checkpoint": None, "checkpoint_every": 60.0}).save(path)
+    with pytest.raises(BadFile, match="is no checkpoint of a fit; choose another name"):
+        quiet(model, batches, **options)
+    assert isinstance(whence.load(path, model), whence.Laplace)  # and is left as it was
+
+
+def test_another_generator_is_refused(tmp_path: Path) -> None:
+    model, batches, options = setting("sampled")
+    options |= {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+
+    def generator(seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    with pytest.raises(Killed):
+        quiet(model, Batches(batches, 4), generator=generator(1), **options)
+    with pytest.raises(BadFile, match="generator gave other numbers"):
+        quiet(model, batches, generator=generator(2), **options)
+    quiet(model, batches, generator=generator(1), **options)
+
+
+def test_places_are_checked_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches, options = setting("kron")
+    for place, words in ((tmp_path / "none" / "fit", "folder .* is missing"), (tmp_path, "is a folder")):
+        data = Batches(batches)
+        with pytest.raises(BadFile, match=words):
+            quiet(model, data, **options, checkpoint=place)
+        assert data.given == 0
+    for every in (-1.0, float("nan"), True, "often"):
+        with pytest.raises(BadOption, match="checkpoint_every"):
+            quiet(model, batches, **options, checkpoint=tmp_path / "fit", checkpoint_every=every)
+    with pytest.raises(BadOption, match="no meaning without checkpoint"):
+        quiet(model, batches, **options, checkpoint_every=1.0)
+    with pytest.raises(BadOption, match="pass the name of a file"):
+        quiet(model, batches, **options, checkpoint=3)
+    free = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    data = Batches(batches)
+    with pytest.raises(BadFile, match=r"takes \d+ MiB, and 0 MiB are free"):
+        quiet(model, data, **options, checkpoint=tmp_path / "fit")
+    assert data.given == 1
+
+
+def test_a_disk_that_fills_up_does_not_end_a_fit(broken_off: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.curvature import checkpoint
+
+    model, batches, options, path = broken_off
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = path.read_bytes()
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(Killed):
+        whence.laplace(model, Batches(batches, 5), **options)
+    assert any("could not be written ([Errno 28] No space left" in str(w.message) for w in caught)
+    assert path.read_bytes() == before
+
+
+def test_bad_data_after_a_checkpoint(broken_off: Broken) -> None:
+    """What was refused is refused again: nothing of it is in the file."""
+    model, batches, options, _ = broken_off
+    x, y = batches[4]
+    batches[4] = (x, y + 99)
+    for _ in range(2):
+        with pytest.raises(BadData, match="batch 4"):
+            quiet(model, batches, **options)
+
+
+# Processes that are really killed
+
+
+def fit_slowly(folder: str, how: str) -> None:
+    """Run in a process of its own: ends in the middle, or waits there to be ended."""
+    torch.set_num_threads(1)
+    model, batches, options = setting("ekfac")
+
+    def end() -> None:
+        if how == "exit":
+            os._exit(3)
+        Path(folder, "here").touch()
+        time.sleep(60)
+
+    data = Breaking(batches, 4, end)
+    quiet(model, data, **options, checkpoint=Path(folder, "fit.safetensors"), checkpoint_every=0)
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_process_that_is_killed(how: str, tmp_path: Path) -> None:
+    code = f"from tests.curvature.test_checkpoint import fit_slowly; fit_slowly({str(tmp_path)!r}, {how!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        while how == "kill" and not (tmp_path / "here").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        if how == "kill":
+            process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == (3 if how == "exit" else -signal.SIGKILL)
+    finally:
+        process.kill()
+    path = tmp_path / "fit.safetensors"
+    assert path.exists()
+    model, batches, options = setting("ekfac")
+    with pytest.warns(Notice, match="4 batches of 'curvature' are counted"):
+        again = whence.laplace(model, batches, **options, checkpoint=path)
+    assert_bits(again, quiet(model, batches, **options))
+    assert not path.exists()

@@ -1,0 +1,91 @@
+"""Covariances for many priors at once, beside one prior after the other."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.comparison import assert_close
+from whence.batches import Data
+from whence.posteriors.search import Search
+from whence.posteriors.validation import projected
+from whence.predictive.projection import Unshared
+from whence.predictive.separable import AT_ONCE, Lattice, weigh_priors
+
+DELTAS = [10.0**e for e in (-9, -3, 0, 0.37, 2, 5, 9, 1.1, -1.7)]
+
+
+def spectrum(size: int, power: int, top: float, rank: int, seed: int) -> torch.Tensor:
+    values = torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).pow(power) * top
+    values[rank:] = 0
+    return values.sort().values
+
+
+@pytest.mark.parametrize("rank", [30, 11, 1, 0])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_interpolation_is_exact_to_rounding(rank: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    a2 = torch.rand(7, 30, dtype=torch.float64, generator=generator)
+    g = torch.randn(7, 4, 300, dtype=torch.float64, generator=generator)
+    alphas, gammas = spectrum(30, 8, 50.0, rank, 1), spectrum(300, 12, 1e4, 250, 2)
+    found = weigh_priors(a2, g, gammas, alphas, scale, DELTAS)
+    for delta, ours in zip(DELTAS, found, strict=True):
+        weights = a2 @ (1 / (scale * gammas.unsqueeze(1) * alphas + delta)).mT
+        assert_close(ours, (g * weights.unsqueeze(1)) @ g.mT, 1e-7)
+
+
+def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.predictive import separable
+
+    a2, g = torch.rand(9, 5, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
+    gammas, alphas = spectrum(6, 2, 3.0, 6, 1), spectrum(5, 2, 2.0, 5, 2)
+    whole = weigh_priors(a2, g, gammas, alphas, 1.0, DELTAS)
+    monkeypatch.setattr(separable, "AT_ONCE", AT_ONCE // 10**5)
+    monkeypatch.setattr(separable, "PRIORS", 2)
+    monkeypatch.setattr(separable, "OUTPUTS", 4)
+    assert_close(weigh_priors(a2, g, gammas, alphas, 1.0, DELTAS), whole, 1e-12)
+
+
+def test_the_lattice_covers_what_is_asked() -> None:
+    lattice = Lattice(
+        torch.rand(2, 3), torch.tensor([0.0, 1e-30, 5.0]), torch.tensor([0.0, 1.0, 4.0]), 1.0, [1e-12, 1e12]
+    )
+    assert all(0 <= points.start < points.stop <= lattice.table.shape[1] for _, _, points, _ in lattice.blocks)
+
+
+@pytest.mark.parametrize("prior", [1.0, whence.Prior(weight=2.0, bias=0.3)], ids=["one", "two"])
+def test_a_float32_posterior_takes_it(prior: float | whence.Prior) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 6))
+    x, y = torch.randn(60, 5), torch.randint(6, (60,))
+    posterior = whence.laplace(model, (x, y), likelihood="classification", prior_precision=prior)
+    _, found = projected(posterior, x[:20])
+    for (gaussian, _), projection in zip(posterior.gaussians(), found, strict=True):
+        assert isinstance(projection, Unshared)
+        assert projection.spectrum is not None
+        moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in (-9, -4, -1, 0, 0.5, 3, 8)]
+        exact = projection.weigh_many((1 / m.precision, 1 / m.rest) for m in moved)
+        for ours, wanted in zip(projection.weigh_priors(moved), exact, strict=True):
+            assert_close(ours, wanted, 2e-6)
+        assert not torch.equal(projection.weigh_priors(moved)[3], exact[3])  # it was interpolated
+
+
+def test_scores_in_single_and_double_precision_agree() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 6))
+    x, y = torch.randn(300, 5), torch.randint(6, (300,))
+    data, validation = (x[:200], y[:200]), (x[200:], y[200:])
+    found = []
+    for network in (model, copy.deepcopy(model).double()):
+        posterior = whence.laplace(network, data, likelihood="classification")
+        loader = Data(validation, posterior.network.device, posterior.network.dtype)
+        search = Search(posterior, loader, "linearised", False, None, None, False)
+        search._score(posterior, [0.5 * k for k in range(-16, 17)], [0.0])
+        found.append(search.scores)
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
