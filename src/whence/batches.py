@@ -189,16 +189,23 @@ class Data:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: Batch | None = None  # for its counts, which a GPU sends while the batch before is summed
-        for batch in self._batches():
+        batches = self._batches()
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception:
+                if waiting is not None:
+                    yield _arrived(waiting)
+                raise
             if waiting is not None:
                 yield _arrived(waiting)
                 waiting = None
+            if batch is None:
+                return
             if isinstance(batch.counted, _Fetched):
                 waiting = batch
             else:
                 yield batch
-        if waiting is not None:
-            yield _arrived(waiting)
 
     def _batches(self) -> Iterator[Batch]:
         self.read += 1
@@ -211,9 +218,12 @@ class Data:
             size = size_of(inputs)
             if size == 0:
                 continue
-            counted: Any = self.counts(given if given.device.type == "cpu" else targets)
+            counted: Any = None
+            if given.dim() and len(given) == size:  # else the likelihood says what is wrong
+                counted = self.counts(given if given.device.type == "cpu" else targets)
             if counted is not None and counted.is_cuda:
                 counted = _Fetched(counted)
+                inputs, targets = map_tensors(torch.clone, (inputs, targets))  # the loader may fill its buffers again
             yield Batch(inputs, targets, index, offset, counted)
             offset += size
         if offset == 0:
@@ -247,10 +257,15 @@ def as_targets(targets: Any, name: str, index: int) -> Tensor:
         ) from error
 
 
+def is_inputs(x: Any) -> bool:
+    """Whether ``x`` is what a network takes, rather than a loader."""
+    return isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x))
+
+
 def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:
     """Pieces of what ``predict`` takes: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
     x = from_numpy(x)
-    if isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x)):
+    if is_inputs(x):
         pieces: Iterable[Inputs] = [inputs_of(x) if isinstance(x, Mapping) else x]
     elif isinstance(x, Iterable):
         pieces = (inputs_of(batch) for batch in x)

@@ -34,7 +34,7 @@ class Watch:
         _open.reset(self._token)
         if error is None:
             self.settle()
-        elif isinstance(error, Exception) and not isinstance(error, BadData):
+        elif isinstance(error, Exception):
             with contextlib.suppress(RuntimeError):  # of a device that is lost
                 self.settle()  # a gathered failure comes before what it led to
 

@@ -18,6 +18,7 @@ from whence.batches import Inputs
 from whence.errors import BadData, UnsupportedLayer, WhenceError
 from whence.sharded import gathered, is_sharded
 
+EXTRA = "_extra_state"  # torch's name, in a state, of what ``get_extra_state`` gives
 OBJECT = "_whence_returns_object"  # on the private copy of a module
 
 
@@ -176,6 +177,19 @@ def copy_module(model: nn.Module) -> nn.Module:
         part._backward_hooks.clear()
         part._backward_pre_hooks.clear()
     return copied
+
+
+def tensors_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
+    """The state of a module without what is no tensor (``get_extra_state``)."""
+    return {k: v for k, v in module.state_dict(keep_vars=keep_vars).items() if isinstance(v, Tensor)}
+
+
+def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Set what :func:`tensors_of` gave; other extra state stays the module's own. RuntimeError where names differ."""
+    missing, unexpected = module.load_state_dict(tensors, strict=False)
+    for what, keys in (("missing", missing), ("unknown", unexpected)):
+        if other := [k for k in keys if k.rpartition(".")[2] != EXTRA]:
+            raise RuntimeError(f"{other[0]!r} is {what}")
 
 
 def refuse_batch_statistics(network: Network) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,7 +14,11 @@ from whence.auditing.sets import Held
 from whence.batches import tensors_in
 from whence.curvature.checkpoint import digest
 from whence.curvature.distributed import Ranks
+from whence.functional import weights_hash
 from whence.posteriors.across import refuse_part
+from whence.posteriors.drawn import DrawnPosterior
+from whence.posteriors.ensembles import LaplaceEnsemble
+from whence.posteriors.laplace import Laplace
 
 
 def dealt(ranks: Ranks, names: Sequence[str]) -> list[str]:
@@ -33,10 +38,31 @@ def check_ranks(
     data = [t for one in (inside, outside) if one is not None for t in tensors_in([one.inputs, one.targets])]
     signature = {
         "the set of methods": {name: " ".join(repr(p).split()) for name, p in posteriors.items()},
+        "the digest of the methods": {name: fingerprint(p) for name, p in posteriors.items()},
         "the digest of the data": digest(data),
         "the options": options,
     }
     ranks.agree(signature, "comparing methods and data")
+
+
+def fingerprint(posterior: Any) -> str:
+    """Tells posteriors apart that read the same: of networks and tensors; of Laplace the prior and data scale."""
+    return hashlib.sha256(" ".join(_features(posterior)).encode()).hexdigest()[:12]
+
+
+def _features(posterior: Any) -> Iterator[str]:
+    if isinstance(posterior, LaplaceEnsemble):
+        for member in posterior.members:
+            yield from _features(member)
+    elif isinstance(posterior, Laplace):
+        yield weights_hash(posterior.network.module)
+        yield f"{posterior.data_scale:.6g}"  # ranks that tuned by themselves may differ in the last digits
+        for name, value in sorted(posterior.prior.values.items()):
+            yield f"{name} {digest([value]) if isinstance(value, Tensor) else format(value, '.6g')}"
+    elif isinstance(posterior, DrawnPosterior):
+        yield from map(weights_hash, posterior.networks())
+        for name, tensor in sorted(posterior.state().tensors.items()):
+            yield f"{name} {digest([tensor])}"
 
 
 def gathered(ranks: Ranks, methods: list[Any], posteriors: Mapping[str, Any], first: str) -> list[Any]:

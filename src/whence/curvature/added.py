@@ -50,7 +50,7 @@ def operands(args: Any, kwargs: Any) -> list[tuple[Tensor, Tensor]]:
 def added_parameter(x: Tensor, p: Tensor, out: Tensor) -> AddedRule | None:
     """The rule of a parameter ``p`` that is repeated to make the sum ``out``."""
     missing = out.dim() - p.dim()
-    repeated = tuple(d for d in range(out.dim()) if d < missing or (p.shape[d - missing] == 1 and out.shape[d] > 1))
+    repeated = tuple(d for d in range(out.dim()) if d < missing or p.shape[d - missing] == 1)  # for one example too
     return AddedRule(x, repeated) if repeated else None
 
 

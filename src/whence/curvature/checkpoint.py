@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils.data import RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from whence._version import __version__
 from whence.batches import Batch
@@ -33,6 +35,8 @@ from whence.errors import BadFile, BadOption, notice
 KIND, FORMAT = "checkpoint of a fit", 1
 EVERY = 60.0  # seconds between two writings
 AFRESH = "Delete the file to start afresh."
+VALUES = "the values of the likelihood"  # key of a signature whose numbers need not have the same bits
+CLOSE = 1e-3  # of the largest
 State = dict[str, Tensor]
 
 
@@ -102,7 +106,7 @@ class Checkpoint:
             return
         its = self._meta["signature"]
         for key, mine in self.signature.items():
-            if its.get(key) != mine:
+            if not (_close(its.get(key), mine) if key == VALUES else its.get(key) == mine):
                 raise BadFile(
                     f"the checkpoint {self.path} is of another fit: {key} was {_short(its.get(key))} and is now "
                     f"{_short(mine)}. Go on with the same network, data and options. {AFRESH}"
@@ -110,21 +114,35 @@ class Checkpoint:
         counted = self.found[-1].batches if self.found else 0
         notice(f"going on from {self.path}: {counted} batches of {self._meta['stages'][-1]['label']!r} are counted.")
 
-    def seeded(self, drawn: int) -> int:
-        """The seed of the fit that the file is of; ``drawn`` for a new one."""
+    @property
+    def known_seed(self) -> int | None:
+        """The seed of the fit that the file is of; None for a new one."""
         known = None if self._meta is None else self._meta["seed"]
-        if known is not None and self.seed_given and known != drawn:
-            raise BadFile(
-                f"the checkpoint {self.path} is of a fit whose generator gave other numbers. Go on with the same seed. "
-                f"{AFRESH}"
-            )
-        return drawn if known is None else int(known)
+        return None if known is None else int(known)
 
-    def use_seed(self, seed: int) -> None:
-        """What is drawn is drawn from ``seed``, here and on all ranks."""
-        if self._meta is not None and self._meta["seed"] not in (None, seed):
-            raise BadFile(f"the checkpoint {self.path} was made with another seed than that of rank 0. {AFRESH}")
-        self.seed = seed
+    def seeded(self, found: Sequence[tuple[int | None, int, bool]]) -> int:
+        """The seed of all ranks, from the known and the drawn seed of each and whether the caller gave it.
+
+        It is that of any file, so that a rank whose file is missing goes on with the others; or what rank 0 drew.
+        """
+        files = {rank: known for rank, (known, _, _) in enumerate(found) if known is not None}
+        _, self.seed, given = found[0]
+        if not files:
+            return self.seed
+        if len(set(files.values())) > 1:
+            raise BadFile(
+                f"the checkpoints of the ranks are of several fits: their seeds are {files}, by rank. Delete the "
+                f"files of all ranks to start afresh, here {self.path}."
+            )
+        known = next(iter(files.values()))
+        if given and known != self.seed:
+            where = "" if len(found) == 1 else f" (here rank {min(files)}'s)"
+            raise BadFile(
+                f"the checkpoint {self.path}{where} is of a fit whose generator gave other numbers. Go on with the "
+                f"same seed. {AFRESH}"
+            )
+        self.seed = known
+        return known
 
     def stage(self, label: str, kept: Sequence[Kept], basis: str) -> Stage:
         """The next stage; its sums are set to what the file has of it."""
@@ -172,12 +190,14 @@ class Checkpoint:
 
     def remove(self) -> None:
         """The fit is complete."""
-        for path in (self.path, self._temporary):
+        name = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.tmp")  # also of processes that were killed
+        for path in (self.path, *(p for p in self.path.parent.iterdir() if name.fullmatch(p.name))):
             path.unlink(missing_ok=True)
 
     @property
     def _temporary(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.tmp")
+        """This process's own, as another fit may write to the same file."""
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
 
     def _write(self) -> None:
         tensors: State = {}
@@ -280,6 +300,17 @@ def shuffles(source: Any) -> bool:
     return isinstance(sampler, RandomSampler) and sampler.generator is None and source.generator is None
 
 
+def reorders(source: Any) -> bool:
+    """Whether a loader may have another order in each pass."""
+    if not isinstance(source, DataLoader):
+        return False
+    batches = source.batch_sampler
+    if source.generator is not None or (batches is not None and type(batches) is not BatchSampler):
+        return True
+    sampler = batches.sampler if isinstance(batches, BatchSampler) else source.sampler
+    return not isinstance(sampler, (SequentialSampler, DistributedSampler))
+
+
 def digest(tensors: Iterable[Tensor]) -> str:
     """Of types, shapes and bytes."""
     found = hashlib.blake2b(digest_size=16)
@@ -300,6 +331,20 @@ def signature_of(options: Any, **more: Any) -> dict[str, Any]:
     draws = plain.pop("draws")
     plain = {k: v for k, v in plain.items() if k not in ("progress", "offload", "cuda_graphs")}
     return {**more, **plain, "draws": draws["count"]}
+
+
+def _close(its: Any, mine: Any) -> bool:
+    """Whether lists of numbers are the same to rounding, by name."""
+    if not isinstance(its, dict) or not isinstance(mine, dict) or its.keys() != mine.keys():
+        return bool(its == mine)
+    for key in mine:
+        one, other = (torch.tensor(v, dtype=torch.float64) for v in (its[key], mine[key]))
+        if one.shape != other.shape:
+            return False
+        scale = float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 0.0
+        if not torch.allclose(one, other, rtol=0.0, atol=CLOSE * scale, equal_nan=True):
+            return False
+    return True
 
 
 def _short(value: Any) -> str:

@@ -7,6 +7,7 @@ that fails makes the others stop instead of wait; between two meetings each work
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import distributed as dist
 
 from whence.batches import map_tensors
 from whence.curvature.record import SUMS, FitRecord
-from whence.errors import BadOption, RankFailed, RanksDiffer
+from whence.errors import BadData, BadOption, RankFailed, RanksDiffer
 from whence.linalg.structures import Ekfac, Structure
 
 P = ParamSpec("P")
@@ -142,8 +143,9 @@ class Ranks:
         """Rank 0's value on all ranks; its tensors arrive on the CPU."""
         if self.alone:
             return value
+        sent = _pickled(value, doing) if self.rank == 0 else b""  # before the meeting: a failure must not come after
         self.meet(doing)
-        return self.broadcast(value, 0, doing)
+        return pickle.loads(self.broadcast(sent, 0, doing))  # type: ignore[no-any-return]
 
     def broadcast(self, value: T, owner: int, doing: str) -> T:
         """The owner's value on all ranks; call it after a meeting."""
@@ -176,7 +178,9 @@ class Ranks:
             return record
         values = torch.tensor([getattr(record, key) for key in SUMS], dtype=torch.float64, device=device)
         totals = dict(zip(SUMS, self.summed(values).tolist(), strict=True))
-        return replace(record, **{**totals, "seen": int(totals["seen"])})
+        shapes = self.meet("adding up the record", record.output_shape)  # () where no target of a rank counts
+        shape = next((s for s in shapes if s), ())
+        return replace(record, **{**totals, "seen": int(totals["seen"])}, output_shape=shape)
 
     def share(self) -> Share | None:
         """For work that is dealt out to the ranks; None where there is one alone."""
@@ -229,6 +233,17 @@ def together(verb: Callable[P, T]) -> Callable[P, T]:
             return verb(*args, **kwargs)
 
     return run
+
+
+def _pickled(value: Any, doing: str) -> bytes:
+    """As it is sent, with tensors on the CPU."""
+    try:
+        return pickle.dumps(map_tensors(lambda t: t.detach().cpu(), value))
+    except Exception as error:
+        raise BadData(
+            f"what the other ranks need cannot be pickled while {doing} ({type(error).__name__}: {error}). Pass "
+            "tensors and plain values."
+        ) from error
 
 
 def _difference(theirs: Any, mine: Any, rank: int) -> str:

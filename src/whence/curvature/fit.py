@@ -21,18 +21,18 @@ from whence.curvature.accumulate import (
     KroneckerAccumulator,
 )
 from whence.curvature.blocks import Block, assign
-from whence.curvature.checkpoint import Checkpoint, digest, digest_of_batch, signature_of
+from whence.curvature.checkpoint import VALUES, Checkpoint, digest, digest_of_batch, signature_of
 from whence.curvature.distributed import EXAMPLES, Ranks
 from whence.curvature.distributed_data import part_of
 from whence.curvature.fallbacks import say_fallbacks
-from whence.curvature.jacobian import Plan
+from whence.curvature.jacobian import Plan, widened
 from whence.curvature.options import Options, settle
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, warn_if_probabilities
 from whence.curvature.result import Curvature, Fit
 from whence.curvature.selection import Selection
 from whence.curvature.sweep import run
-from whence.errors import BadData, EmptyData, NothingSelected, is_out_of_memory
+from whence.errors import BadData, BadFile, EmptyData, NothingSelected, is_out_of_memory
 from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
@@ -67,7 +67,8 @@ def fit(
     mine, first = first_of_all(batches, ranks)
     refuse_batch_statistics(network)
     outputs = _first_outputs(network, first.inputs)
-    warn_if_probabilities(likelihood, outputs)
+    if seed is not None:  # more data for a fit that has said it
+        warn_if_probabilities(likelihood, outputs)
     options = settle(options, likelihood, outputs)
     if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
         options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
@@ -80,11 +81,14 @@ def fit(
             "run under torch.no_grad(), detach, or return something that is not computed from them?"
         )
     plan.blocks[:] = assign(plan.blocks, options.structure, options.max_factor)
-    say_fallbacks(plan.blocks, options)
+    if seed is not None:
+        say_fallbacks(plan.blocks, options)
     keep = selection.keep(network, plan.blocks)
     ranks.agree(_decisions(plan, options, keep), "looking at the first batch")
     if checkpoint is not None:
-        checkpoint.belongs(_signature(plan, data, likelihood, options, keep, mine, ranks), data.source)
+        values = likelihood.fingerprint(widened(outputs), first.targets[: len(outputs)])
+        signature = _signature(plan, data, likelihood, options, keep, mine, ranks)
+        checkpoint.belongs(signature | ({VALUES: values} if values else {}), data.source)
     curvature = _compute(plan, batches, likelihood, options, keep, ranks)
     if not curvature.record.targets:
         raise BadData("the data hold no target that counts: every label is ignore_index.")
@@ -138,12 +142,13 @@ def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
 
 def _seed(drawn: int, ranks: Ranks, checkpoint: Checkpoint | None) -> int:
     """One seed for all ranks: rank 0's, or that of the fit which goes on."""
-    if checkpoint is not None:
-        drawn = checkpoint.seeded(drawn)
-    drawn = ranks.from_first(drawn)
-    if checkpoint is not None:
-        checkpoint.use_seed(drawn)
-    return drawn
+    if checkpoint is None:
+        return int(ranks.meet("settling the seed", (None, drawn, False))[0][1])
+    try:
+        return checkpoint.seeded(ranks.meet("settling the seed", (checkpoint.known_seed, drawn, checkpoint.seed_given)))
+    except BadFile:
+        ranks.over = True  # all of them see it
+        raise
 
 
 def _decisions(plan: Plan, options: Options, keep: Tensor | None) -> dict[str, Any]:
@@ -174,6 +179,7 @@ def _signature(
         dtype=str(like.dtype),
         autocast=str(plan.network.autocast),
         likelihood=likelihood.spec(),
+        label_draws=likelihood.fisher_draws,
         batches=data.length(),
         rank=f"{ranks.rank} of {ranks.size}",
         batch_size=size_of(first.inputs),

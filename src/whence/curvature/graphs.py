@@ -198,10 +198,15 @@ def _key(piece: Piece) -> Hashable | None:
         if isinstance(value, dict):
             leaves.append(tuple(value))
             return all(walk(item) for item in value.values())
+        leaves.append((type(value), len(value) if isinstance(value, (tuple, list)) else None))
         return isinstance(value, (tuple, list)) and all(walk(item) for item in value)
 
     whole = not piece.recorded and not any(piece.columns)
-    return (*leaves, tuple(piece.batch.targets.shape)) if whole and walk(piece.batch.inputs) else None
+    return (
+        (*leaves, tuple(piece.batch.targets.shape), piece.batch.targets.dtype)
+        if whole and walk(piece.batch.inputs)
+        else None
+    )
 
 
 def _same(before: Sequence[Tensor], wanted: Sequence[Tensor], found: Sequence[Tensor]) -> bool:

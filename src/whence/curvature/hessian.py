@@ -15,6 +15,7 @@ from whence.curvature.checkpoint import Sums
 from whence.curvature.jacobian import Plan, widened
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
+from whence.curvature.sweep import relevant
 from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -43,6 +44,9 @@ def compute(
     sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
     kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})
     for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept]):
+        batch, numbers = relevant(batch, likelihood)
+        if not len(numbers):
+            continue
         with differentiable(network):
             outputs = widened(network(batch.inputs))
             targets = likelihood.check(outputs, batch.targets, batch.index)

@@ -160,6 +160,8 @@ class Recording:
         """Whether the outputs [N, C] are those of one Linear call, and nothing else is Bayesian."""
         if len(self.called) != 1 or self.plan.example_blocks or self.outputs.dim() != 2:
             return False
+        if any(block.name not in self.calls_of for block in self.plan.blocks):
+            return False  # a layer that this batch does not use
         use = self.called[0].use
         if type(use.rule) is not LinearRule or self.called[0].layout != Layout("dim", 0):
             return False
@@ -223,9 +225,13 @@ class Gradients:
 
     def table(self, block: Block) -> tuple[Tensor, Tensor]:
         """An embedding's rows: indices [N, T], and gradients [K, N, T, F] summed at an index's first place."""
-        ((index, _),) = self.recording.calls_of[block.name]
-        ids, g = self.recording.called[index].features, self.grads[index]
-        return ids, summed_at_first(ids, g)
+        calls = [index for index, _ in self.recording.calls_of.get(block.name, [])]
+        if not calls:  # not in this batch
+            size, features = self.recording.size, block.params[0].shape[-1]
+            ids = torch.zeros(size, 0, dtype=torch.long, device=self.columns.device)
+            return ids, widened(self.columns.new_zeros(self.count, size, 0, features))
+        ids = torch.cat([self.recording.called[i].features for i in calls], dim=1)
+        return ids, summed_at_first(ids, torch.cat([self.grads[i] for i in calls], dim=2))
 
     def rows(self, block: Block, which: slice) -> Tensor:
         """Per-example gradients [K, n, P] of some examples, in the block's flat order."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import size_of
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.checkpoint import Sums
 from whence.curvature.jacobian import Plan, Recording, affine, widened
@@ -19,6 +18,7 @@ from whence.curvature.layout import TOLERANCE, probe_like
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.rules import LinearRule
+from whence.curvature.sweep import relevant
 from whence.errors import UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -36,7 +36,10 @@ def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Option
     recorder = Recorder(likelihood)
     kept = Sums(plan.network.device)
     for batch in batches.passes(options.passes, options.progress, "kfra", [recorder, kept]):
-        size = size_of(batch.inputs)
+        batch, rows = relevant(batch, likelihood)
+        size = len(rows)
+        if not size:
+            continue
         recording = plan.record(batch.inputs, size)
         outputs = widened(recording.outputs.detach())
         targets = likelihood.check(outputs, batch.targets, batch.index)

@@ -6,6 +6,8 @@ the last one gives the Rayleigh–Ritz values Qᵀ H Q.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +21,8 @@ from whence.curvature.jacobian import Plan
 from whence.curvature.passes import Passes
 from whence.curvature.products import Rooted, Vector, push
 from whence.curvature.record import FitRecord, Recorder
-from whence.errors import BadOption, UnsupportedLayer
+from whence.curvature.sweep import relevant
+from whence.errors import BadOption, UnsupportedLayer, is_out_of_memory
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.structures import LowRank, Structure
@@ -50,15 +53,7 @@ def compute(
     for step in range(ITERATIONS):
         if step:
             (basis,) = _same(ranks, torch.linalg.qr(product)[0])
-        try:
-            product, record = _product(plan, batches, likelihood, options, basis)
-        except (RuntimeError, NotImplementedError) as error:
-            if "out of memory" in str(error):
-                raise
-            raise UnsupportedLayer(
-                f"structure='lowrank' differentiates the backward pass, which an operation here does not allow "
-                f"({error}). Use structure='kron' or 'diag'."
-            ) from error
+        product, record = _product(plan, batches, likelihood, options, basis)
         ranks.meet("adding up products")
         product = ranks.summed(product)
         batches.same_data(record.loss, "lowrank")
@@ -85,6 +80,9 @@ def _product(
     given = "" if batches.checkpoint is None else digest([basis])
     for batch in batches.passes(options.passes, options.progress, "products", [recorder, kept], given):
         total = kept.values["product"]
+        batch, rows = relevant(batch, likelihood)
+        if not len(rows):
+            continue
         with differentiable(network):
             outputs = network(batch.inputs)
             targets = likelihood.check(outputs, batch.targets, batch.index)
@@ -94,11 +92,26 @@ def _product(
             else:
                 root = likelihood.gradient(outputs.detach(), targets).unsqueeze(-1)
             output = Rooted(root)
-            for start in range(0, basis.shape[1], CHUNK):
-                which = slice(start, start + CHUNK)
-                _, moved = push(network, batch.inputs, vector.split(basis[:, which].mT), outputs)  # [R, *outputs]
-                flat = likelihood.flatten(moved.detach().flatten(0, 1)).unflatten(0, moved.shape[:2])
-                columns = likelihood.unflatten(output.times(flat), outputs)
-                back = gradients(network, outputs, [network.params[n] for n in vector.names], columns, False)
-                total[:, which] += vector.join(back, len(columns), total).mT
+            with _explained():
+                for start in range(0, basis.shape[1], CHUNK):
+                    which = slice(start, start + CHUNK)
+                    _, moved = push(network, batch.inputs, vector.split(basis[:, which].mT), outputs)  # [R, *outputs]
+                    flat = likelihood.flatten(moved.detach().flatten(0, 1)).unflatten(0, moved.shape[:2])
+                    columns = likelihood.unflatten(output.times(flat), outputs)
+                    back = gradients(network, outputs, [network.params[n] for n in vector.names], columns, False)
+                    total[:, which] += vector.join(back, len(columns), total).mT
     return kept.values["product"], recorder.record
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """An operation that cannot be differentiated so is called by its name."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedLayer(
+            f"structure='lowrank' differentiates the backward pass, which an operation here does not allow ({error}). "
+            "Use structure='kron' or 'diag'."
+        ) from error

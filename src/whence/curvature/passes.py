@@ -8,7 +8,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from whence.batches import Batch, Data, size_of
-from whence.curvature.checkpoint import Checkpoint, Kept
+from whence.curvature.checkpoint import Checkpoint, Kept, reorders
 from whence.curvature.distributed_data import Part
 from whence.errors import BadData
 
@@ -21,6 +21,7 @@ class Passes:
         self._first: Batch | None = None
         self._rest: Iterator[Batch] | None = None
         self._sums: list[float] = []
+        self._skipped = 0  # passes of stages that a checkpoint has complete
 
     def peek(self) -> Batch:
         self._rest = self._read()
@@ -47,7 +48,8 @@ class Passes:
 
         ``kept`` are the sums that the loop adds to; it must have added a batch before it asks for the next. With a
         checkpoint they are written between two batches, and at the start set to what was written; the batches that
-        they count are then read and not given out again. A stage that was computed with another ``basis`` starts anew.
+        they count are then read and not given out again (of a complete stage only if a later one needs the order that a
+        shuffling loader has after it). A stage that was computed with another ``basis`` starts anew.
         """
         file = self.checkpoint
         if file is None:
@@ -55,7 +57,9 @@ class Passes:
             return
         stage = file.stage(label, kept, basis)
         if stage.complete:
+            self._skipped += count
             return
+        self._catch_up()
         done, batch = 0, None
         for batch in self._numbered(count, progress, label):
             done += 1
@@ -67,6 +71,14 @@ class Passes:
         if batch is None or done < stage.batches:
             raise BadData(f"the data ended after {done} batches, and {file.path} counts {stage.batches} of them.")
         file.offer(stage, kept, done, batch, complete=True)
+
+    def _catch_up(self) -> None:
+        """Read the passes that were skipped, where the order of the next depends on them."""
+        skipped, self._skipped = self._skipped, 0
+        if reorders(self.data.source):
+            for _ in range(skipped):
+                for _ in self.once():
+                    pass
 
     def _numbered(self, count: int, progress: bool, label: str) -> Iterator[Batch]:
         length = self.data.length()

@@ -81,6 +81,7 @@ class Recorder:
         if self._sums is None:
             self._sums = new
         else:
+            self._sums = self._sums.to(new.device)  # as it was read from a file
             self._sums += new  # in place, for graphs
 
     @property

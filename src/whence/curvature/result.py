@@ -44,15 +44,22 @@ class Curvature:
 
     def merged(self, other: Curvature) -> Curvature:
         """Curvature on both data sets together."""
-        mine = [(b.name, b.structure, b.params) for b in self.blocks]
+        mine = [_kept(b) for b in self.blocks]
         same_entries = (self.keep is None) == (other.keep is None) and (
             self.keep is None or other.keep is None or torch.equal(self.keep, other.keep)
         )
-        theirs = [(b.name, b.structure, b.params) for b in other.blocks]
+        theirs = [_kept(b) for b in other.blocks]
         if mine != theirs or self.joint != other.joint or not same_entries:
-            raise BadOption("the two curvatures are not of the same network with the same selection and structure.")
+            raise BadOption(
+                "the two curvatures are not of the same network with the same selection and structure (max_factor too)."
+            )
         structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
         return replace(self, structures=structures, record=self.record.merged(other.record))
+
+
+def _kept(block: Block) -> tuple[object, ...]:
+    """What two blocks must share for their curvatures to be added."""
+    return block.name, block.structure, block.params, block.thin_inputs, block.thin_outputs, block.by_call
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,10 @@ def layer_bytes(recording: Recording) -> dict[str, int]:
 def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
     """The examples that the likelihood counts, and their numbers in the data."""
     rows = batch.offset + batch.stride * torch.arange(size_of(batch.inputs), device=batch.targets.device)
-    counted = likelihood.counts(batch.targets) if batch.counted is None else batch.counted
-    if counted is None or len(counted) != len(rows) or bool(counted.all()):
+    counted = batch.counted
+    if counted is None and batch.targets.dim() and len(batch.targets) == len(rows):
+        counted = likelihood.counts(batch.targets)
+    if counted is None or bool(counted.all()):
         return batch, rows
     which = counted.nonzero().squeeze(1).to(rows.device)
     return replace(batch, inputs=take(batch.inputs, which), targets=batch.targets[which]), rows[which]

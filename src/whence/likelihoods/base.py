@@ -11,6 +11,7 @@ from torch import Tensor
 from whence.errors import BadData
 
 Task = Literal["classification", "binary", "regression", "count", "outputs"]
+FEW = 8  # examples that a likelihood's values are compared at
 
 
 class Likelihood(ABC):
@@ -18,6 +19,7 @@ class Likelihood(ABC):
 
     task: Task = "outputs"
     uniforms: int | None = None  # uniform numbers that a draw takes at each position; None: one for each output
+    from_functions: bool = False  # of the user's, which no spec can tell
     fisher_draws: int | None = None  # label draws that stand in for Λ where it has no exact root
 
     def counts(self, targets: Tensor) -> Tensor | None:
@@ -80,6 +82,17 @@ class Likelihood(ABC):
     def spec(self) -> dict[str, Any]:
         """Plain values that :func:`from_spec` rebuilds the likelihood from."""
         return {"name": type(self).__name__}
+
+    def fingerprint(self, outputs: Tensor, targets: Tensor) -> dict[str, list[float]]:
+        """Numbers that tell it from others with the same :meth:`spec`; none where that says everything."""
+        if type(self).__module__.startswith("whence.likelihoods.") and not self.from_functions:
+            return {}
+        outputs = outputs[:FEW].detach()
+        targets = self.check(outputs, targets[:FEW])
+        grads = self.gradient(outputs, targets).flatten(1).double()
+        signs = torch.cos(torch.arange(grads.shape[1], device=grads.device, dtype=torch.float64))
+        found = {"nll": self.nll(outputs, targets), "gradient": grads @ signs, "its size": grads.norm(dim=1)}
+        return {key: value.detach().double().tolist() for key, value in found.items()}
 
     def __repr__(self) -> str:
         inner = ", ".join(f"{k}={v}" for k, v in self.spec().items() if k != "name")

@@ -116,11 +116,14 @@ class Categorical(Likelihood):
     def hessian_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         p = self.flatten(outputs).softmax(-1) * self.mask(targets).unsqueeze(-1)
         flat = p.flatten(0, 1)
-        return torch.diag(flat.sum(0)) - flat.mT @ flat
+        total = (flat.mT @ flat).neg_().fill_diagonal_(0)
+        return total - torch.diag(total.sum(1))  # rows of Λ sum to zero; Σ p (1 − p) by subtraction would lose digits
 
     def hessian_diagonal(self, outputs: Tensor, targets: Tensor) -> Tensor:
         p = self.flatten(outputs).softmax(-1)
-        return p * (1 - p) * self.mask(targets).unsqueeze(-1)
+        top = p.argmax(-1, keepdim=True)
+        others = p.scatter(-1, top, 0).sum(-1, keepdim=True)  # 1 − p of the largest, without subtraction
+        return p * (1 - p).scatter(-1, top, others) * self.mask(targets).unsqueeze(-1)
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._minus_hot(self.flatten(outputs).softmax(-1), targets, targets)

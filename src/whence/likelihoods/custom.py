@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import BadData, BadOption
-from whence.likelihoods.base import Likelihood
+from whence.likelihoods.base import FEW, Likelihood
 
 
 class Custom(Likelihood):
@@ -18,6 +18,8 @@ class Custom(Likelihood):
     Λ is the Hessian of ``nll`` in the outputs, by automatic differentiation. Where it is indefinite, pass
     ``sample(outputs, generator) -> targets``: the Fisher is then estimated from ``draws`` of it.
     """
+
+    from_functions = True
 
     def __init__(
         self,
@@ -66,6 +68,14 @@ class Custom(Likelihood):
                 "sample(outputs, generator) -> targets, and the Fisher is used."
             )
         return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).to(outputs.dtype)
+
+    def fingerprint(self, outputs: Tensor, targets: Tensor) -> dict[str, list[float]]:
+        found = super().fingerprint(outputs, targets)
+        if self._sample is not None:
+            outputs = outputs[:FEW].detach()
+            drawn = self._sample(outputs, torch.Generator(outputs.device).manual_seed(0))
+            found["nll of draws"] = self.nll(outputs, drawn).detach().double().tolist()
+        return found
 
     def sample(self, outputs: Tensor, uniform: Tensor) -> Tensor:
         if self._sample is None:

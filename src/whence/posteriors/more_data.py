@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from whence.curvature.distributed import together
 from whence.curvature.fit import fit
 from whence.curvature.result import Curvature
 from whence.curvature.selection import Mask, Names, Selection
-from whence.errors import BadOption, NotDefined, Notice
+from whence.errors import BadOption, NotDefined
 from whence.likelihoods import Gaussian
 from whence.posteriors.across import open_checkpoint, signature
 
@@ -44,9 +43,7 @@ def update(
     loader = Data(data, network.device, network.dtype)
     before = {"the fit so far": posterior.curvature.record.to_dict()}
     ranks.agree(signature(network, data, posterior.likelihood, options) | before, "comparing networks and options")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # said at the first fit
-        chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options, None, ranks, file)
+    chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options, None, ranks, file)
     if file is not None:
         ranks.meet("completing the fit")
         file.remove()

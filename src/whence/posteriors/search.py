@@ -211,7 +211,7 @@ class Search:
         """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
         draws = posterior.draw(self.num_samples, generator=torch.Generator().manual_seed(self.seed))
         losses = []
-        for batch in self.validation.batches():
+        for batch in self.validation.batches(posterior.likelihood):
             with torch.no_grad():
                 outputs = draws.outputs(one(batch.inputs))
             targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)

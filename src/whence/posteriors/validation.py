@@ -14,6 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from whence.batches import Batch, Data, Inputs
+from whence.curvature.sweep import relevant
+from whence.errors import BadData
+from whence.likelihoods import Likelihood
 from whence.predictive import linearised
 from whence.predictive.projection import Projection, Unshared, project
 
@@ -93,7 +96,7 @@ class Validation:
                 self._room -= size
 
     def _projected(self, posterior: Laplace) -> Iterator[Piece]:
-        for batch in self.batches():
+        for batch in self.batches(posterior.likelihood):
             targets = batch.targets
             for inputs in linearised.pieces(posterior, one(batch.inputs)):
                 found = linearised.fitting(posterior, lambda x: projected(posterior, x), inputs, "tuning")
@@ -101,10 +104,16 @@ class Validation:
                     yield Piece(mean, projections, targets[: len(mean)], batch.index)
                     targets = targets[len(mean) :]
 
-    def batches(self) -> Iterator[Batch]:
-        """One pass over the data, with a progress bar if it takes long."""
-        total, hidden = self.data.length(), not self.progress
-        yield from tqdm(self.data, "tuning", total, unit="batch", delay=3, leave=False, disable=hidden)
+    def batches(self, likelihood: Likelihood) -> Iterator[Batch]:
+        """One pass over the examples that count, with a progress bar if it takes long."""
+        total, hidden, found = self.data.length(), not self.progress, False
+        for batch in tqdm(self.data, "tuning", total, unit="batch", delay=3, leave=False, disable=hidden):
+            counted, rows = relevant(batch, likelihood)
+            if len(rows):
+                found = True
+                yield counted
+        if not found:
+            raise BadData("the validation data hold no target that counts: every label is ignore_index.")
 
 
 def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projection]]:

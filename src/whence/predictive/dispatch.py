@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import size_of, tensors_in
+from whence.batches import from_numpy, is_inputs, size_of, tensors_in
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
@@ -58,6 +58,7 @@ def predict(
 
 
 def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Prediction:
+    x = from_numpy(x)
     collected = _Collected(x)
     diagonal = link == "probit" and _many_outputs(posterior, x)
     for m in linearised.moments_of(posterior, x, diagonal):
@@ -66,7 +67,7 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
     def covariance() -> Tensor:
         if collected.keeps:
             return collected.joined("covariance")
-        if not isinstance(x, (Tensor, tuple, Mapping)):
+        if not is_inputs(x):
             raise NotDefined(
                 f"the covariance of so many outputs ({collected.bytes / 2**20:.0f} MiB) is not kept, and a loader "
                 "cannot be relied on to give the same inputs again. Predict from a tensor, or batch by batch."
@@ -81,7 +82,7 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
 
 def _many_outputs(posterior: Laplace, x: Any) -> bool:
     """Whether the covariance of all outputs would not be kept, so that a link that needs the variances takes those."""
-    if not isinstance(x, (Tensor, tuple, Mapping)):
+    if not is_inputs(x):
         return False
     classes = math.prod(posterior.record.output_shape)
     return size_of(x) * classes**2 * posterior.network.dtype.itemsize > KEEP_COVARIANCE
@@ -99,7 +100,7 @@ class _Collected:
     """
 
     def __init__(self, x: Any) -> None:
-        known = isinstance(x, (Tensor, tuple, Mapping)) and not any(t.requires_grad for t in tensors_in(x))
+        known = is_inputs(x) and not any(t.requires_grad for t in tensors_in(x))
         self.total = size_of(x) if known else None
         self.seen = self.bytes = 0
         self.variances_only = False
@@ -115,7 +116,8 @@ class _Collected:
     def add(self, prediction: Prediction, moments: linearised.Moments) -> None:
         self.first = self.first or prediction
         size, classes = moments.mean.shape
-        self.bytes += size * classes**2 * moments.mean.element_size()
+        each = classes**2 * moments.mean.element_size()
+        self.bytes = self.bytes + size * each if self.total is None else self.total * each
         for f in fields(prediction):
             value = getattr(prediction, f.name)
             if isinstance(value, Tensor):
@@ -123,6 +125,8 @@ class _Collected:
         self.variances_only = moments.cov.dim() == 2
         if self.keeps:
             self._put("covariance", moments.cov, size)
+        else:
+            self.lists.pop("covariance", None)
         self.seen += size
 
     def _put(self, name: str, value: Tensor, size: int) -> None:

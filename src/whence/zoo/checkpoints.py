@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whence.errors import BadFile, BadOption
+from whence.functional import load_tensors, tensors_of
 from whence.zoo.settings import Settings
 from whence.zoo.training import Row
 
@@ -44,7 +45,7 @@ class Progress:
         more = replace(self, rows=(*self.rows, row))
         if not row.validation or not _quality(row, settings) > self._best_quality(settings):
             return more  # NaN is never better
-        best = None if settings.patience is None else {k: v.detach().clone() for k, v in network.state_dict().items()}
+        best = None if settings.patience is None else {k: v.detach().clone() for k, v in tensors_of(network).items()}
         return replace(more, best=best, best_epoch=row.epoch)
 
     def stale(self, settings: Settings) -> bool:
@@ -94,7 +95,7 @@ class Checkpoint:
         """Write, if it is time to."""
         if not last and time.monotonic() - self.written < self.every:
             return
-        tensors = {f"network.{k}": v for k, v in network.state_dict().items()}
+        tensors = {f"network.{k}": v for k, v in tensors_of(network).items()}
         tensors |= {f"best.{k}": v for k, v in (done.best or {}).items()}
         state = optimiser.state_dict()
         plain: dict[str, dict[str, Any]] = {}
@@ -117,7 +118,7 @@ class Checkpoint:
             parts[part][name] = value
         device = next(network.parameters()).device
         try:
-            network.load_state_dict(parts["network"])
+            load_tensors(network, parts["network"])
         except RuntimeError as error:
             raise BadFile(
                 f"the checkpoint {self.path} is of another network: {str(error).splitlines()[-1].strip()}"

@@ -11,6 +11,7 @@ from torch import nn
 
 from whence._version import __version__
 from whence.errors import BadData, BadFile, BadOption
+from whence.functional import load_tensors, tensors_of
 from whence.randomness import derived_seed
 from whence.zoo.checkpoints import read, write
 from whence.zoo.cookbook import recipe as find_recipe
@@ -102,13 +103,13 @@ def _keep(path: Path, result: Training, recipe: Recipe) -> None:
         "seconds": result.seconds,
         "device": result.device,
     }
-    write(path, dict(result.network.state_dict()), meta)
+    write(path, tensors_of(result.network), meta)
 
 
 def _restored(path: Path, recipe: Recipe, network: nn.Module, seed: int) -> Training:
     tensors, meta = read(path)
     try:
-        network.load_state_dict(tensors)
+        load_tensors(network, tensors)
     except RuntimeError as error:
         raise BadFile(f"{path} does not hold the weights of {recipe.name}. Remove it and train again.") from error
     rows = tuple(Row(**row) for row in meta["rows"])

@@ -14,6 +14,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from whence.errors import BadData, BadOption, NotConverged, notice
+from whence.functional import load_tensors
 from whence.randomness import derived_seed, seed_from
 from whence.zoo.checkpoints import Checkpoint, Progress
 from whence.zoo.evaluation import evaluation_mode, score
@@ -83,7 +84,7 @@ def train(
                 network.eval()
                 callback(network, row)
     if done.best is not None and settings.patience is not None:
-        network.load_state_dict(done.best)
+        load_tensors(network, done.best)
     optimiser.zero_grad(set_to_none=True)
     network.eval()
     return Training(

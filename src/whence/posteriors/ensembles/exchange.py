@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whence.batches import from_numpy, is_pair, tensors_in
 from whence.curvature.distributed import Ranks
-from whence.functional import weights_hash
+from whence.functional import load_tensors, tensors_of, weights_hash
 from whence.likelihoods import Likelihood
 from whence.posteriors.across import refuse_part
 from whence.posteriors.ensembles.build import Job
@@ -69,10 +69,7 @@ def gathered(
     ranks: Ranks, job: Job, members: int, own: Mapping[int, tuple[nn.Module, History]]
 ) -> list[tuple[nn.Module, History]]:
     """All members in order, on every rank; each is sent by the one that has trained it."""
-    sent: dict[int, Any] = {
-        index: ({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}, history)
-        for index, (model, history) in own.items()
-    }
+    sent: dict[int, Any] = {index: (tensors_of(model), history) for index, (model, history) in own.items()}
     ranks.meet("gathering members")
     for index in range(members):  # nothing that could fail on one rank alone
         sent[index] = ranks.broadcast(sent.get(index), index % ranks.size, "gathering members")
@@ -81,5 +78,5 @@ def gathered(
 
 def _loaded(job: Job, index: int, state: dict[str, Tensor], history: History) -> tuple[nn.Module, History]:
     model = job.build(index).eval()
-    model.load_state_dict(state)
+    load_tensors(model, state)
     return model, history

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from whence.errors import BadFile, BadOption
-from whence.functional import weights_hash
+from whence.functional import load_tensors, tensors_of, weights_hash
 
 MANIFEST = "ensemble.json"
 
@@ -59,8 +59,7 @@ class Folder:
     def put(self, index: int, network: nn.Module, history: list[dict[str, float]]) -> None:
         from whence.zoo.checkpoints import write
 
-        tensors = {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)}
-        write(self.file(index), tensors, {"member": index, "history": history})
+        write(self.file(index), tensors_of(network), {"member": index, "history": history})
         self.training(index).unlink(missing_ok=True)
 
     def get(self, index: int, network: nn.Module) -> list[dict[str, float]]:
@@ -69,7 +68,7 @@ class Folder:
 
         tensors, meta = read(self.file(index))
         try:
-            network.load_state_dict(tensors)
+            load_tensors(network, tensors)
         except RuntimeError as error:
             why = str(error).splitlines()[-1].strip()
             raise BadFile(f"{self.file(index)} is a checkpoint of another network: {why}") from error

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whence.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
 from whence.curvature.jacobian import budget, widened
 from whence.errors import BadData, BadOption, NotDefined
-from whence.functional import Network, copy_module, fused_attention_off
+from whence.functional import Network, copy_module, fused_attention_off, tensors_of
 from whence.likelihoods import Likelihood
 from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
 from whence.posteriors.ensembles.loss import resolve_without_data
@@ -208,7 +208,7 @@ class Ensemble(DrawnPosterior):
         if len(self) < 2 or difference(modules) is not None:
             return None
         first = self.members[0]
-        held = sum(t.numel() * t.element_size() for t in first.module.state_dict().values())
+        held = sum(t.numel() * t.element_size() for t in tensors_of(first.module).values())
         if held * len(self) > budget(first.device) or slow_together(first.module, first.device):
             return None
         few = next(as_inputs(inputs, first.device, first.dtype, 1))

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, take
-from whence.functional import arguments, output_tensor
+from whence.functional import arguments, output_tensor, tensors_of
 
 TensorDict = dict[str, Tensor]
 
 
 def shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     """Names, shapes and types of what a module holds."""
-    return [(name, tuple(t.shape), t.dtype) for name, t in module.state_dict(keep_vars=True).items()]
+    return [(name, tuple(t.shape), t.dtype) for name, t in tensors_of(module, keep_vars=True).items()]
 
 
 def difference(modules: Sequence[nn.Module]) -> str | None:

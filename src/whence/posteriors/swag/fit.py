@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from whence.errors import BadFile, BadOption
-from whence.functional import Network, copy_module
+from whence.functional import Network, copy_module, tensors_of
 from whence.likelihoods import Gaussian, Likelihood, resolve
 from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import MeanNll
@@ -140,7 +140,7 @@ class Beside:
             )
 
     def _check(self, weights: dict[str, Any]) -> None:
-        own = {k: tuple(v.shape) for k, v in self.collector.model.state_dict().items()}
+        own = {k: tuple(v.shape) for k, v in tensors_of(self.collector.model).items()}
         its = {k: tuple(v.shape) for k, v in weights.items()}
         wrong = next((n for n in {**own, **its} if own.get(n) != its.get(n)), None)
         if wrong is not None:

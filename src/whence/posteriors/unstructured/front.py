@@ -18,8 +18,8 @@ from tqdm import tqdm
 from whence.batches import Data
 from whence.curvature.products import Products, Vector
 from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
-from whence.functional import Network, refuse_batch_statistics
-from whence.posteriors.unstructured.posterior import Solved, Unstructured
+from whence.functional import refuse_batch_statistics
+from whence.posteriors.unstructured.posterior import Solved, Unstructured, exact
 from whence.posteriors.unstructured.solver import Preconditioner, solve
 from whence.randomness import derived_seed, seed_from
 
@@ -78,6 +78,7 @@ def unstructured(
         solved=Solved(**solved, seconds=time.perf_counter() - start),
         groups={b.name: tuple(p.name for p in b.params) for b in posterior.blocks},
         output_shape=tuple(posterior.record.output_shape),
+        parameters=products.vector.size,
         structured=posterior,
     )
 
@@ -105,15 +106,6 @@ def products_of(posterior: Laplace, data: Any) -> Products:
     vector = Vector(network, posterior.blocks, posterior.curvature.keep)
     kind = "empirical" if kind == "empirical" else "ggn"
     return Products(network, vector, source, posterior.likelihood, kind, posterior.curvature.options.draws)
-
-
-def exact(network: Network) -> Network:
-    """The network in float32 at least, without autocast: products in bfloat16 would not converge."""
-    if network.autocast is None and network.dtype in (torch.float32, torch.float64):
-        return network
-    exact = network.to(torch.promote_types(network.dtype, torch.float32))
-    exact.autocast = None
-    return exact
 
 
 def _drawn(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import to_device
-from whence.errors import BadOption, need
+from whence.errors import BadOption, need, notice
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.dense import psd_root
 from whence.posteriors.unstructured.posterior import moves
@@ -35,6 +35,7 @@ POINTS = 256  # of the structured posterior's Monte Carlo link
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 PAIRS = 2**22  # products of two draws that are held at once
 SEED = 1906
+ALIKE = 1e-6  # relative difference of two precisions or scales that are the same
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def gap(posterior: Unstructured, structured: Laplace, x: Any) -> Gap:
         raise BadOption(f"{len(posterior)} draws are too few to tell a distance from their scatter; take 16 or more.")
     if structured.network.hash != posterior.network.hash:
         raise BadOption("the two posteriors belong to networks with different weights.")
-    sums = _Sums(len(posterior), list(posterior.groups), structured)
+    _refuse_other_weights(posterior, structured)
+    _say_other_model(posterior, structured)
+    sums = _Sums(len(posterior), posterior.groups, structured)
     network = posterior.network
     for piece in linearised.pieces(structured, x):
         own = to_device(piece, network.device, network.dtype)
@@ -155,10 +158,53 @@ def gap(posterior: Unstructured, structured: Laplace, x: Any) -> Gap:
     return sums.result()
 
 
+def _refuse_other_weights(posterior: Unstructured, structured: Laplace) -> None:
+    """A posterior over other weights of the network answers another question."""
+    mine, its = posterior.names(), structured.names()
+    if other := sorted(set(mine) ^ set(its)):
+        has, lacks = ("draws", "structured posterior") if other[0] in mine else ("structured posterior", "draws")
+        raise BadOption(
+            f"the two posteriors are over different weights: {other[0]!r} is Bayesian for the {has} and not for the "
+            f"{lacks}. Fit both with the same layers=…."
+        )
+    keep = structured.curvature.keep
+    same = posterior.parameters == structured.parameters
+    if same and keep is not None:
+        params = [p for b in structured.blocks for p in b.params]
+        moved = torch.cat([(posterior.deviations[p.name] != 0).any(0).flatten() for p in params])
+        moved[keep.to(moved.device)] = False
+        same = not bool(moved.any())
+    if not same:
+        raise BadOption(
+            f"the two posteriors are over different weights: {posterior.parameters:,} for the draws and "
+            f"{structured.parameters:,} for the structured posterior, by other masks. Fit both with the same mask."
+        )
+
+
+def _say_other_model(posterior: Unstructured, structured: Laplace) -> None:
+    """Notice what else than the structure tells the two apart."""
+    params = [p for b in structured.blocks for p in b.params]
+    mine, its = posterior.prior.flat(params), structured.prior.flat(params)
+    if (keep := structured.curvature.keep) is not None:
+        mine, its = mine[keep.cpu()], its[keep.cpu()]
+    found = []
+    if not torch.allclose(mine, its, rtol=ALIKE, atol=0.0):
+        found.append(f"prior precision ({posterior.prior.describe()}, {structured.prior.describe()})")
+    if not math.isclose(posterior.data_scale, structured.data_scale, rel_tol=ALIKE):
+        found.append(f"data scale ({posterior.data_scale:.4g}, {structured.data_scale:.4g})")
+    if posterior.likelihood != structured.likelihood:
+        found.append(f"likelihood ({posterior.likelihood!r}, {structured.likelihood!r})")
+    if found:
+        notice(
+            f"the draws and the structured posterior differ in {' and '.join(found)}: the distance is not that of the "
+            "structure alone."
+        )
+
+
 class _Sums:
     """Sums over the inputs, apart for each draw where an error is wanted."""
 
-    def __init__(self, draws: int, layers: list[str], structured: Laplace) -> None:
+    def __init__(self, draws: int, layers: dict[str, tuple[str, ...]], structured: Laplace) -> None:
         self.layers, self.structured, self.draws = layers, structured, draws
         self.likelihood = structured.likelihood
         self.own = self.cross = self.pairs = self.inner = self.ratio = 0.0  # type: Any
@@ -193,11 +239,10 @@ class _Sums:
         ratios = torch.cat(self.ratios)
         trace = sum(self.traces)
         total = (self.own + self.cross).sum(0)  # Σ y², [S]
-        rows = []
-        known = len(self.traces) == len(self.layers)
+        rows, known = [], self._by_layer()
         for b, name in enumerate(self.layers):
             own, cross = (_share(part[b], total) for part in (self.own, self.cross))
-            share = self.traces[b] / trace if known else None
+            share = known[name] / trace if name in known else None
             rows.append(LayerGap(name, own.value, own.error, cross.value, cross.error, share))
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         quantiles = torch.quantile(_some(ratios.flatten()), levels).tolist()
@@ -218,6 +263,14 @@ class _Sums:
             divergence=self._noisy(1),
             ratios=ratios,
         )
+
+    def _by_layer(self) -> dict[str, float]:
+        """Σ tr K_b of the layers that the structured posterior has by itself, under the same name and weights."""
+        groups = self.structured.groups()
+        if len(self.traces) != len(groups):
+            return {}
+        alone = ((blocks[0], t) for blocks, t in zip(groups, self.traces, strict=True) if len(blocks) == 1)
+        return {b.name: t for b, t in alone if {p.name for p in b.params} == set(self.layers.get(b.name, ()))}
 
     def _norms(self) -> tuple[Tensor, Tensor]:
         """Σ ‖V‖² from pairs of different draws: of all of them, and without each draw in turn [S]."""

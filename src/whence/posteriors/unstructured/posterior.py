@@ -59,6 +59,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     solved: Solved
     groups: dict[str, tuple[str, ...]]  # layer → its parameters
     output_shape: tuple[int, ...]
+    parameters: int  # Bayesian weights; under a mask those inside it
     structured: Laplace | None = field(default=None, repr=False)  # that it was made from; files leave it out
 
     kind: ClassVar[str] = "unstructured"
@@ -76,11 +77,6 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     def layers(self) -> dict[str, list[str]]:
         """Layer → its Bayesian parameters."""
         return {name: list(params) for name, params in self.groups.items()}
-
-    @property
-    def parameters(self) -> int:
-        """Number of Bayesian weights."""
-        return sum(v[0].numel() for v in self.deviations.values())
 
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
@@ -111,9 +107,10 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
     def covariance(self) -> Tensor:
         """Of the draws: a rank of S at most."""
-        if (needed := self.parameters**2 * 8) > COVARIANCE_LIMIT:
+        size = sum(v[0].numel() for v in self.deviations.values())
+        if (needed := size**2 * 8) > COVARIANCE_LIMIT:
             raise TooLarge(
-                f"the dense covariance of {self.parameters:,} weights needs {needed / 2**30:.1f} GiB (limit "
+                f"the dense covariance of {size:,} weights needs {needed / 2**30:.1f} GiB (limit "
                 f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
             )
         flat = torch.cat([self.deviations[n].reshape(len(self), -1) for n in self.names()], dim=1)
@@ -206,12 +203,13 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             "data_scale": self.data_scale,
             "groups": [[name, list(params)] for name, params in self.groups.items()],
             "output_shape": list(self.output_shape),
+            "parameters": self.parameters,
         }
         return State(meta, tensors)
 
     @classmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> Unstructured:
-        network, meta = Network.snapshot(models[0]), state.meta
+        network, meta = exact(Network.snapshot(models[0])), state.meta
         head = "deviations."
         found = {k[len(head) :]: v for k, v in state.tensors.items() if k.startswith(head)}
         network.select(list(found))
@@ -227,6 +225,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             solved=Solved(**solved),
             groups={name: tuple(params) for name, params in meta["groups"]},
             output_shape=tuple(meta["output_shape"]),
+            parameters=meta["parameters"] if "parameters" in meta else _moving(found),  # older files lack it
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Unstructured:
@@ -246,6 +245,20 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             f"{self.prior.describe()}, data scale {self.data_scale:.3g}; {self.solved.iterations} products, residual "
             f"{max(self.solved.residuals):.2g}{found}; {effective:.4g} ± {error:.2g} effective parameters)"
         )
+
+
+def exact(network: Network) -> Network:
+    """The network in float32 at least, without autocast: products in bfloat16 would not converge."""
+    if network.autocast is None and network.dtype in (torch.float32, torch.float64):
+        return network
+    exact = network.to(torch.promote_types(network.dtype, torch.float32))
+    exact.autocast = None
+    return exact
+
+
+def _moving(deviations: dict[str, Tensor]) -> int:
+    """Weights that any draw moves: those outside a mask stay."""
+    return sum(int((v != 0).any(0).sum()) for v in deviations.values())
 
 
 def moves(network: Network, inputs: Inputs, directions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
