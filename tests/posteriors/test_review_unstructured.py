@@ -241,10 +241,11 @@ def test_networks_with_extra_state_are_trained(vectorised: bool, factory: Any) -
     assert found.predict(data[0]).probs.shape == (40, 3)
 
 
+@pytest.mark.parametrize("vectorised", [True, False])
 @pytest.mark.parametrize("factory", [Extra, GetOnly])
-def test_members_with_extra_state_are_kept_and_sent(tmp_path: Path, factory: Any) -> None:
+def test_members_with_extra_state_are_kept_and_sent(tmp_path: Path, factory: Any, vectorised: bool) -> None:
     data, options = labelled(torch.float32), {"likelihood": "classification", "members": 2, "epochs": 2}
-    options |= {"vectorised": True, "checkpoint": tmp_path / "members", "progress": False}
+    options |= {"vectorised": vectorised, "checkpoint": tmp_path / "members", "progress": False}
     first = whence.fit_ensemble(factory, data, **options)
     again = whence.fit_ensemble(factory, data, **options)
     assert torch.equal(again.predict(data[0]).probs, first.predict(data[0]).probs)
