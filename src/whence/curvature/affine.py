@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whence.linalg.dense import add_upper_gram, gram
+from whence.linalg.dense import add_upper_gram, gram, is_narrow
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,6 @@ class Affine:
         if self.bias:
             parts.append(g.sum(3).transpose(1, 2).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
-def is_narrow(t: Tensor) -> bool:
-    return t.dtype in (torch.float16, torch.bfloat16)
 
 
 def times(t: Tensor, basis: Tensor) -> Tensor:

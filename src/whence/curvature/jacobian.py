@@ -23,6 +23,7 @@ from whence.curvature.per_example import PerExample
 from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
+from whence.linalg.dense import is_narrow
 
 BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
@@ -130,7 +131,7 @@ class CalledUse:
 
 def stays_narrow(t: Tensor) -> bool:
     """Whether sums of its products are had in float32 without widening it first: a GPU multiplies so."""
-    return t.is_cuda and t.dtype in (torch.float16, torch.bfloat16)
+    return t.is_cuda and is_narrow(t)
 
 
 class Recording:

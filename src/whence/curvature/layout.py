@@ -20,6 +20,7 @@ from whence.curvature.memory import attempt, release
 from whence.curvature.rules import EmbeddingRule, MatrixRule
 from whence.errors import BadData
 from whence.functional import Network, differentiable
+from whence.linalg.dense import is_narrow
 
 CHECKED = 8  # examples of the first batch that are looked at
 PROBED = 2**30  # bytes of gradients that are looked at; fewer examples, where they would be more
@@ -217,4 +218,4 @@ def probe_like(outputs: Tensor) -> Tensor:
 
 def widened(t: Tensor) -> Tensor:
     """At least float32."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    return t.float() if is_narrow(t) else t

@@ -27,12 +27,17 @@ NEGATIVE_VALUE = (
 SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
 
 
+def is_narrow(t: Tensor) -> bool:
+    """Whether it is in half precision."""
+    return t.dtype in (torch.float16, torch.bfloat16)
+
+
 def gram(x: Tensor) -> Tensor:
     """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied.
 
     Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits.
     """
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if is_narrow(x):
         return _narrow_gram(x)
     if x.dim() == 3 and len(x) == 1:
         return gram(x[0]).unsqueeze(0)  # a plain product is split over its rows, a batched one is not
