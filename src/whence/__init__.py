@@ -23,7 +23,7 @@ from whence.posteriors.more_data import merge
 from whence.priors import Prior
 
 if TYPE_CHECKING:
-    from whence import metrics, zoo
+    from whence import metrics, robustness, zoo
     from whence.auditing import Audit, Comparison, audit, compare
     from whence.posteriors.dropout import Dropout, dropout
     from whence.posteriors.ensembles import Ensemble, LaplaceEnsemble, ensemble, fit_ensemble, laplace_ensemble
@@ -87,6 +87,7 @@ __all__ = [
     "prune",
     "prune_curve",
     "reference_of",
+    "robustness",
     "subnetwork",
     "swag",
     "track",
@@ -134,7 +135,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     """Rooms that are entered only when asked for."""
-    if name in ("auditing", "metrics", "zoo"):
+    if name in ("auditing", "metrics", "robustness", "zoo"):
         return importlib.import_module(f"whence.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(f"whence.{_LATER[name]}"), name)

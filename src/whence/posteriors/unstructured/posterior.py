@@ -118,10 +118,11 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``num_samples`` of the draws: the first, or chosen at random with a ``generator``; at most all."""
-        chosen = self._chosen(num_samples, generator)
+        chosen = self.chosen(num_samples, generator)
         return {n: self.network.params[n].detach() + z for n, z in chosen.items()}
 
-    def _chosen(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def chosen(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Deviations of ``count`` of the draws (None: all)."""
         if count is not None and count < 1:
             raise BadOption(f"num_samples={count} is not positive.")
         if count is None or count >= len(self):
@@ -147,7 +148,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         covariance of the outputs the mean of J z zᵀ Jᵀ. ``"sampled"`` runs the network at θ* + z.
         """
         chosen = one_of(method or "linearised", ("linearised", "sampled"), "method")
-        draws = self._chosen(num_samples, generator)
+        draws = self.chosen(num_samples, generator)
         with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             if chosen == "sampled":
                 return self._functions(draws).predict(x)
@@ -158,6 +159,11 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             cov = torch.einsum("snc,snd->ncd", moved, moved) / len(moved)
             return predict_gaussian(self.likelihood, mean, cov, "mc", Points(1), lambda: cov)
         return predict_draws(self.likelihood, mean + torch.cat([moved, -moved]))
+
+    def linearised_outputs(self, x: Any) -> Tensor:
+        """f*(x) ± J(x) z of every draw z, [2S, N, …]; differentiable in ``x`` where gradients are on."""
+        mean, moved = self._moved(x, self.deviations)
+        return mean + torch.cat([moved, -moved])
 
     def _moved(self, x: Any, draws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """f*(x) [N, …], and J(x) z of each draw [S, N, …]."""
@@ -174,7 +180,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
         """Weight draws as functions x → raw outputs, at most all that are held."""
-        return self._functions(self._chosen(num_samples, generator))
+        return self._functions(self.chosen(num_samples, generator))
 
     def distance(self, x: Any, structured: Laplace | None = None) -> Gap:
         """How far a structured posterior (default: the one it was made from) is from this one on inputs ``x``."""

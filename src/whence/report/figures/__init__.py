@@ -1,5 +1,6 @@
 """One function for each picture. They draw what they are given; nothing is computed beyond the layout."""
 
+from whence.report.figures.attacked import robustness
 from whence.report.figures.compared import (
     compare_agreement,
     compare_layers,
@@ -31,6 +32,7 @@ __all__ = [
     "pruning",
     "reliability",
     "risk_coverage",
+    "robustness",
     "sensitivity",
     "shares",
     "slices",
