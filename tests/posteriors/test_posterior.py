@@ -124,6 +124,10 @@ def test_factored_damping_is_equation_nine() -> None:
     assert float((cov - exact.covariance()).norm()) > 1e-3 * float(cov.norm())
     with pytest.raises(whence.errors.NotDefined, match="evidence is not defined"):
         posterior.log_evidence()
+    assert_close(exact.with_damping("factored").covariance(), cov)
+    assert_close(posterior.with_damping("exact").covariance(), exact.covariance())
+    with pytest.raises(whence.errors.BadOption, match="structure='kron'"):
+        fitted(case, structure="diag").with_damping("factored")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

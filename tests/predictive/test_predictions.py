@@ -250,3 +250,13 @@ def test_serving(name: str, tmp_path) -> None:
     assert_close(scripted(case.x)[1], got.uncertainty)
     exported = torch.export.export(module, (case.x,)).module()
     assert_close(exported(case.x)[0], got.mean)
+
+
+def test_draws_go_one_by_one_where_one_keeps_a_gpu_busy() -> None:
+    from whence.predictive.sampled import BUSY, draws_together
+
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert draws_together(BUSY, gpu) == 1
+    assert draws_together(BUSY // 64, gpu) > 100
+    assert draws_together(2**20, cpu) == 16
+    assert draws_together(2**40, cpu) == draws_together(2**40, gpu) == 1

@@ -61,11 +61,17 @@ def test_mahalanobis_against_its_twin(dead: bool) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 7, 60])
-def test_neighbours_against_all_pairs(k: int) -> None:
-    pytest.importorskip("sklearn")
+def test_neighbours_against_all_pairs(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     train, x = drawn(60, 4), drawn(15, 4, seed=1)
+    monkeypatch.setattr("whence.where.detectors.PAIRS", 240)  # four inputs at a time
     wanted = slow.kth_distance(train.numpy(), x.numpy(), k)
     assert_close(Neighbours.fit(train, k)(x), torch.from_numpy(wanted), 1e-9)
+
+
+def test_neighbours_of_features_that_are_all_zero() -> None:
+    train = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
+    assert Neighbours.fit(train, 1)(torch.zeros(1, 2)).tolist() == [0.0]
+    assert Neighbours.fit(train, 2)(torch.zeros(1, 2)).tolist() == [1.0]
 
 
 def test_features_are_what_layers_put_out() -> None:
@@ -93,7 +99,6 @@ def test_attention_is_seen() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "attention"])
 def test_every_detector(name: str) -> None:
-    pytest.importorskip("sklearn")
     posterior, draw = trained(name)
     x, _ = draw(11, 3)
     reference = reference_of(posterior, draw(150, 1))
@@ -119,7 +124,6 @@ def test_without_training_data_or_reference_there_are_fewer() -> None:
 
 
 def test_regression_has_no_classes() -> None:
-    pytest.importorskip("sklearn")
     torch.manual_seed(0)
     x = torch.randn(120, 2)
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -129,7 +133,6 @@ def test_regression_has_no_classes() -> None:
 
 
 def test_the_table() -> None:
-    pytest.importorskip("sklearn")
     posterior, draw = trained("mlp")
     far = draw(60, 5)[0] + torch.tensor([0, 0, 0, 0, 2.0, 2.0])
     table = compare_detectors(posterior, draw(80, 4), far, train=draw(300, 0), reference=draw(150, 1))

@@ -33,6 +33,12 @@ def test_tuning_keeps_the_reference_and_a_file_gives_it_back(tmp_path: Path) -> 
     assert torch.equal(found.p_value, wanted.p_value) and torch.allclose(found.score, wanted.score)
 
 
+def test_tuning_can_leave_the_reference_out() -> None:
+    _, posterior, validation = tuned()
+    again = posterior.update(validation, progress=False).tune(validation, reference=False, progress=False)
+    assert again.tuning is not None and again.reference is None
+
+
 def test_the_reference_outlives_another_prior_but_not_other_data() -> None:
     _, posterior, validation = tuned()
     x = torch.randn(5, 4).double()

@@ -125,7 +125,7 @@ def audit(
         )
         context = Context(posterior, train, sets, options, where_posterior=posterior, methods=dict(methods or {}))
         found = _sections(context, chosen, bar, log)
-    return Audit(_record(context, found, log, title), posterior)
+    return Audit(_record(context, found, log, title), posterior, context.where_posterior)
 
 
 def _features(names: Sequence[str] | None, sets: dict[str, Held | None]) -> tuple[str, ...] | None:

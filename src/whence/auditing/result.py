@@ -56,9 +56,14 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Audit(Recorded):
-    """Made by :func:`whence.audit`. Everything that is shown stands in ``record``, which is plain JSON."""
+    """Made by :func:`whence.audit`. Everything that is shown stands in ``record``, which is plain JSON.
+
+    ``posterior`` predicts; ``profile_posterior`` is the one that the profile and the layers are of, which differs
+    where the tuned prior drowns the data. Both are ``None`` for an audit that was read from a file.
+    """
 
     posterior: Any = field(default=None, repr=False)
+    profile_posterior: Any = field(default=None, repr=False)
     kind: ClassVar[str] = "audit"
     schema: ClassVar[str] = "whence.audit/1"
 

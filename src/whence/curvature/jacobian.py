@@ -56,8 +56,11 @@ class MatrixPart:
 
     def turned(self, left: Tensor, right: Tensor) -> MatrixPart:
         """The same call in the bases Q_G [E, O, O] and Q_A [E, D, D]."""
-        g = times(self.g.to(left.dtype).transpose(0, 1), left[self.pairs]).transpose(0, 1)
-        return MatrixPart(self.pairs, Affine(self.a.turned(right[self.pairs])), g)
+        return MatrixPart(self.pairs, Affine(self.a.turned(right[self.pairs])), self.turned_outputs(left))
+
+    def turned_outputs(self, left: Tensor) -> Tensor:
+        """g in the basis Q_G [E, O, O]."""
+        return times(self.g.to(left.dtype).transpose(0, 1), left[self.pairs]).transpose(0, 1)
 
 
 class CalledUse:

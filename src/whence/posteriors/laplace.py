@@ -273,6 +273,10 @@ class Laplace(WeightPosterior):
             raise BadOption(f"the data scale must be positive and finite, not {scale}.")
         return replace(self, data_scale=float(scale), tuning=None)
 
+    def with_damping(self, damping: Literal["exact", "factored"]) -> Laplace:
+        """The same curvature with the prior added exactly, or to each Kronecker factor (Ritter's eq. 9)."""
+        return replace(self, damping=check_damping(damping, self.curvature.options.structure), tuning=None)
+
     @full_precision()
     def tune(
         self,
@@ -283,18 +287,20 @@ class Laplace(WeightPosterior):
         data_scale: bool | Literal["auto"] = "auto",
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
+        reference: bool = True,
         progress: bool = True,
     ) -> Laplace:
         """Choose the prior precision (and data scale): by validation data, or without it by the evidence.
 
         ``data_scale="auto"`` leaves the scale alone unless another one is better on the validation data by more than
         two standard errors; ``True`` takes the best, ``False`` never moves it. The result keeps its trace in
-        ``.tuning``, and with validation data the ``.reference`` that novelty is held against.
+        ``.tuning``, and with validation data the ``.reference`` that novelty is held against (a linearised pass;
+        ``reference=False`` leaves it out).
         """
         from whence.posteriors.tuning import tune
 
         tuned = tune(self, data, per_layer, method, data_scale, num_samples, generator, progress)
-        if data is None:
+        if data is None or not reference:
             return tuned
         from whence.where.keeping import with_reference
 

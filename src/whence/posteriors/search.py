@@ -209,7 +209,8 @@ class Search:
 
     def _drawn(self, posterior: Laplace) -> Tensor:
         """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
-        draws = posterior.draw(self.num_samples, generator=torch.Generator().manual_seed(self.seed))
+        generator = torch.Generator(posterior.network.device).manual_seed(self.seed)  # a CPU's would keep a GPU waiting
+        draws = posterior.draw(self.num_samples, generator=generator)
         losses = []
         for batch in self.validation.batches(posterior.likelihood):
             with torch.no_grad():

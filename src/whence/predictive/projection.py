@@ -261,14 +261,16 @@ def shared_rows(
 ) -> Tensor:
     """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D].
 
-    Inputs are turned before or rows after the sum over positions, whichever are fewer; outputs after it.
+    Inputs are turned before or rows after the sum over positions, whichever are fewer; outputs likewise.
     """
     positions = sum(p.a.positions for p in parts)
-    right = None if turning is None else turning.right
+    left, right = (None, None) if turning is None else (turning.left, turning.right)
     early = right is not None and half is None and positions < grads.count * native[1]
     if early:
         assert right is not None
         parts = [replace(p, a=Affine(p.a.turned(right[p.pairs]))) for p in parts]
+    if left is not None and positions < native[2]:
+        parts, left = [replace(p, g=p.turned_outputs(left)) for p in parts], None
     every = slice(0, grads.recording.size)
     if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
         rows = parts[0].rows(every)
@@ -284,4 +286,4 @@ def shared_rows(
         return rows
     if right is not None and not early:
         rows = times(rows.movedim(2, 0), right).movedim(0, 2)
-    return rows if turning.left is None else turning.left.mT @ rows
+    return rows if left is None else left.mT @ rows

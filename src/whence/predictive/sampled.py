@@ -19,6 +19,7 @@ from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
 
 BATCH = 1024
+BUSY = 64 * 2**20  # bytes of one draw's largest activation that keep a GPU busy
 
 
 class WeightDraws(Sequence[Callable[[Any], Tensor]]):
@@ -104,12 +105,22 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
             return torch.cat([run(piece, inputs) for piece in pieces])
 
     def _chunk(self, inputs: Inputs) -> int:
-        """How many draws go through together, by the largest activation of one."""
+        """How many draws go through together."""
         if self._largest is None:
             few = next(as_inputs(inputs, self.network.device, self.network.dtype, 1))
             self._largest = largest_activation(self.network, few)
-        step = max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
+        step = draws_together(self._largest * size_of(inputs), self.network.device)
         return min(step, self._room.columns or step)
+
+
+def draws_together(size: int, device: torch.device) -> int:
+    """How many draws fit, by the bytes of the largest activation of one.
+
+    One by one where that keeps a GPU busy: convolutions of several draws become grouped ones, which are slower.
+    """
+    if device.type == "cuda" and size >= BUSY:
+        return 1
+    return max(1, int(budget(device) // max(4 * size, 1)))
 
 
 def largest_activation(network: Network, inputs: Inputs) -> int:

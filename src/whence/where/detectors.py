@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from whence.where.reference import Reference
 
 NEIGHBOURS = 50
+PAIRS = 2**24  # distances that are held at once
 
 
 def max_probability(logits: Tensor) -> Tensor:
@@ -69,19 +70,24 @@ class Mahalanobis:
 class Neighbours:
     """Distance from the k-th nearest training input, features scaled to length 1 (Sun et al. 2022)."""
 
-    index: Any  # of scikit-learn
+    train: Tensor  # [n, D], on the device where distances are taken
     k: int
 
     @classmethod
-    def fit(cls, features: Tensor, k: int = NEIGHBOURS) -> Neighbours:
+    def fit(cls, features: Tensor, k: int = NEIGHBOURS, device: torch.device | str = "cpu") -> Neighbours:
         if not 1 <= k <= len(features):
             raise BadOption(f"k={k} is not in 1..{len(features)}, the number of training inputs.")
-        nearest = need("sklearn.neighbors", "zoo").NearestNeighbors(n_neighbors=k)
-        return cls(nearest.fit(unit(features).numpy()), k)
+        return cls(unit(features).to(device), k)
 
     def __call__(self, features: Tensor) -> Tensor:
-        distances, _ = self.index.kneighbors(unit(features).numpy())
-        return torch.from_numpy(distances[:, -1].copy())
+        lengths = self.train.square().sum(1)
+        found = []
+        for piece in unit(features).split(max(1, PAIRS // len(self.train))):
+            near = piece.to(self.train.device)
+            away = torch.addmm(lengths, near, self.train.mT, alpha=-2)  # ‖b‖² − 2 aᵀb, [N, n]
+            kth = away.topk(self.k, dim=1, largest=False).values[:, -1] + near.square().sum(1)
+            found.append(kth.clamp(min=0).sqrt().cpu())
+        return torch.cat(found)
 
 
 def unit(features: Tensor) -> Tensor:
@@ -98,12 +104,12 @@ class Trained:
     neighbours: Neighbours
 
     @classmethod
-    def fit(cls, features: Features, classes: bool, k: int = NEIGHBOURS) -> Trained:
+    def fit(cls, features: Features, classes: bool, device: torch.device, k: int = NEIGHBOURS) -> Trained:
         labels = features.targets if classes else None
         return cls(
             Mahalanobis.fit(features.last, labels),
             {name: Mahalanobis.fit(values, labels) for name, values in features.layers.items()},
-            Neighbours.fit(features.last, min(k, len(features.last))),
+            Neighbours.fit(features.last, min(k, len(features.last)), device if device.type == "cuda" else "cpu"),
         )
 
     def scores(self, features: Features) -> dict[str, Tensor]:
@@ -141,7 +147,8 @@ class _Detectors:
         self.classes = posterior.likelihood.task in ("classification", "binary")
         self.trained: Trained | None = None
         if train is not None:
-            self.trained = Trained.fit(features_of(posterior, train, targets=True), self.classes)
+            features = features_of(posterior, train, targets=True)
+            self.trained = Trained.fit(features, self.classes, posterior.network.device)
 
     def scores(self, x: Any) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

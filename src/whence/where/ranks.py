@@ -26,6 +26,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 def cliffs_delta(x: Tensor, y: Tensor) -> float:
     """P(X > Y) − P(X < Y) (Cliff 1993), from −1 to 1."""
     ordered = y.sort().values
+    x = x.contiguous()
     above = torch.searchsorted(ordered, x)
     below = len(y) - torch.searchsorted(ordered, x, right=True)
     return float((above - below).double().mean()) / len(y)

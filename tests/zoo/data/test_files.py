@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.zoo.data import make
-from whence.errors import BadFile
+from whence.errors import BadFile, BadOption
 from whence.zoo.data import datasets, files, load
 from whence.zoo.data.description import File
 
@@ -234,6 +234,21 @@ def test_test_files_alone_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = load(name, root=tmp_path)
     assert data.train is None and data.validation is None and data.test is not None
     assert "training files were not found" in str(data)
+
+
+def test_the_test_part_alone_needs_no_training_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make.mnist(monkeypatch, tmp_path / "mnist")
+    both = load("mnist", root=tmp_path)
+    for path in (tmp_path / "mnist").glob("train-*"):
+        path.unlink()
+    with pytest.raises(BadFile):
+        load("mnist", root=tmp_path, download=False)
+    data = load("mnist", root=tmp_path, download=False, test_only=True)
+    assert data.train is None and data.validation is None and data.test is not None and both.test is not None
+    assert torch.equal(data.test.inputs, both.test.inputs)
+    assert torch.equal(data.test.targets, both.test.targets)
+    with pytest.raises(BadOption, match="leave out test_only"):
+        load("digits", test_only=True)
 
 
 def test_npz_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def read(store: Store) -> tuple[Part | None, Part | None]:
     if about.kind == "npz":
         return _npz(store)
     reader = {"idx": _idx, "cifar": _cifar, "svhn": _svhn}[about.kind]
-    with_train = not about.train_optional or store.has(about.train_files)
+    with_train = bool(about.train_files) and (not about.train_optional or store.has(about.train_files))
     contents = store.read(about.files if with_train else about.test_files)  # an archive is gone through once
     first_test = len(contents) - len(about.test_files)
     test = _checked(reader(about, contents[first_test:]), about, about.test)

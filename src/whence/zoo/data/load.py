@@ -50,6 +50,7 @@ def load(
     split: int = 0,
     gap: bool = False,
     noise: float | None = None,
+    test_only: bool = False,
     progress: bool = True,
 ) -> DataSet:
     """A data set by name: ``data.train``, ``data.validation`` and ``data.test``.
@@ -57,9 +58,11 @@ def load(
     ``validation`` is a number of examples, or a fraction of the training part, drawn by ``seed``; the test part is the
     official one where there is one. ``split`` and ``gap`` choose among the published splits of UCI regression sets.
     Files are looked for in ``root``, ``$WHENCE_DATA`` and the cache; missing ones are downloaded if ``download``.
+    With ``test_only`` the files of the training part are neither read nor needed: for inputs from elsewhere.
     """
     about = describe(name)
     _refuse(about, split, gap, noise)
+    about = _test_only(about) if test_only else about
     wanted = about.validation if validation is None else validation
     place = torch.device(device)
     options = _Options(seed, wanted, place, dtype, normalise, root, download, progress, split, gap, noise)
@@ -104,6 +107,12 @@ def _refuse(about: Description, split: int, gap: bool, noise: float | None) -> N
         raise BadOption(f"{about.name} has no published splits; leave out split and gap, and choose a seed.")
     if noise is not None and about.name not in toys.NOISE:
         raise BadOption(f"{about.name} takes no noise; only {' and '.join(sorted(toys.NOISE))} do.")
+
+
+def _test_only(about: Description) -> Description:
+    if about.kind not in ("idx", "cifar", "svhn"):
+        raise BadOption(f"{about.name} has no test files of its own; leave out test_only.")
+    return replace(about, train=0, train_files=(), train_optional=True)
 
 
 def _obtain(about: Description, options: _Options) -> Store:
