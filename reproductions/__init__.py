@@ -1,0 +1,1 @@
+"""Papers, done again with whence."""

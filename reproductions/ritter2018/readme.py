@@ -1,0 +1,82 @@
+"""READMEs whose tables and verdicts come from the results files; everything between the marks is written here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reproductions.ritter2018.claims import Claim
+from reproductions.ritter2018.experiment import HOME, NAMES, Experiment, experiment
+from reproductions.ritter2018.store import Values, read, values
+
+BEGIN, END = "<!-- results begin -->", "<!-- results end -->"
+
+
+def claim_table(claims: list[Claim]) -> str:
+    lines = ["| claim | where | ours | verdict |", "|---|---|---|---|"]
+    lines += [f"| {c.claim} | {c.where} | {c.ours} | **{c.verdict}** |" for c in claims]
+    return "\n".join(lines)
+
+
+def provenance(content: Values) -> str:
+    """Where and when, from the units."""
+    units = content["units"].values()
+    devices = sorted({unit["device"] for unit in units})
+    torches = sorted({unit["versions"]["torch"] for unit in units})
+    dates = sorted({unit["date"] for unit in units})
+    seconds = sum(unit["seconds"] for unit in units)
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    where = f"{when}; {', '.join(devices)}; torch {', '.join(torches)}"
+    return f"{where}; {seconds / 60:.1f} min in these units (what lay in the cache already is not counted)."
+
+
+def unfinished(found: Experiment, content: Values) -> str:
+    """What is still to be run, if anything."""
+    wanted = found.units(found.config(content["quick"]))
+    missing = [unit for unit in wanted if unit not in content["units"]]
+    if not missing:
+        return ""
+    which = f"{missing[0]} to {missing[-1]}"
+    return f"**Not all was run yet**: {len(missing)} of {len(wanted)} units are missing ({which})."
+
+
+def section(found: Experiment, content: Values) -> str:
+    """The part between the marks."""
+    units = values(content)
+    about = f"{provenance(content)} {unfinished(found, content)}".strip()
+    parts = ["## Claims", claim_table(found.claims(units)), "## Numbers", about, found.tables(units)]
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def filled(text: str, part: str) -> str:
+    """``text`` with the part between its marks replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not rest or BEGIN not in text or END not in text:
+        raise ValueError(f"the README lacks {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+
+
+def summary() -> str:
+    """All claims of all experiments that have results."""
+    parts = []
+    for name in NAMES:
+        path = HOME / name / "results.json"
+        if path.exists():
+            found = experiment(name)
+            content = read(path)
+            parts += [f"## [{found.title}]({name}/README.md)", claim_table(found.claims(values(content)))]
+            parts += filter(None, [unfinished(found, content)])
+        else:
+            parts += [f"## [{experiment(name).title}]({name}/README.md)", "Not run yet."]
+    return "\n\n".join(parts)
+
+
+def expected(folder: Path, part: str) -> str:
+    return filled((folder / "README.md").read_text(), part)
+
+
+def write(name: str) -> None:
+    """Fill the README of an experiment, and the one over all."""
+    folder = HOME / name
+    (folder / "README.md").write_text(expected(folder, section(experiment(name), read(folder / "results.json"))))
+    (HOME / "README.md").write_text(expected(HOME, summary()))

@@ -1,0 +1,42 @@
+"""How figures look: one colour for each method, everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+# Okabe and Ito's palette, which the colour-blind can tell apart.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B8A500", "#333333",
+)  # fmt: skip
+COLOURS = {
+    "deterministic": BLACK,
+    "MC dropout": ORANGE,
+    "diagonal Laplace": SKY,
+    "Kronecker Laplace": BLUE,
+    "factorised Gaussian": PURPLE,
+    "linearised Kronecker": RED,
+    "deep ensemble": GREEN,
+    "SWAG": YELLOW,
+}
+
+
+def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2), **more: Any) -> tuple[Any, Any]:
+    """A figure of panels, each of ``size`` inches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
+    return plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained", **more)
+
+
+def save(figure: Any, path: Path) -> Path:
+    """As PNG; the folder is made."""
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
