@@ -31,11 +31,10 @@ class Config:
     outside_images: int = 3_000
 
     copies: int = 2  # augmented copies of each image that the curvature is averaged over
-    diagonal_copies: int = 1
     batch: int = 512  # of the curvature
     draws: int = 30
     tuning_draws: int = 10
-    data_scale: bool | str = "auto"  # whether Kronecker posteriors tune the size of the data too: where it helps
+    data_scale: bool | str = "auto"  # whether the size of the data is tuned too: where it helps significantly
     novelty_images: int = 2_000  # of each set; the reference are the images that were tuned on
     shown: int = 8  # images in the strip
     resamples: int = 400

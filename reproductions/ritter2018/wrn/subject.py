@@ -129,7 +129,7 @@ class Subject:
         """Kronecker factors of convolutions and of the head, dense blocks of batch normalisation; or all diagonal."""
         if structure in self._fitted:
             return self._fitted[structure]
-        copies = self.config.copies if structure == "kron" else self.config.diagonal_copies
+        copies = self.config.copies
         path = self._path("laplace", [structure, copies, self.config.batch], ".safetensors")
         if path.exists():
             found = whence.load(path, self.network)
@@ -152,8 +152,7 @@ class Subject:
         path = self._path("tuned", what, ".json")
         if not path.exists():
             start = self.laplace(structure, damping=damping)
-            scaled = c.data_scale if structure == "kron" else False
-            options: dict[str, Any] = {"method": how, "data_scale": scaled, "reference": False, "progress": False}
+            options: dict[str, Any] = {"method": how, "data_scale": c.data_scale, "reference": False, "progress": False}
             if how == "sampled":
                 options |= {"num_samples": c.tuning_draws, "generator": torch.Generator().manual_seed(self.seed)}
             begun = time.perf_counter()
