@@ -206,7 +206,7 @@ def _bound(values: Values) -> list[Claim]:
               f"accurate (within {ALIKE} points) and less uncertain on {letters} than Kronecker Laplace",
               OURS, f"accuracy differs by {gap:+.2f} points, mean entropy {doubt:.2f} against {kronecker:.2f} nats",
               _all([abs(gap) < ALIKE, doubt < kronecker])),
-        Claim("… but the variational bound prefers the uncertain one (a check that its training is not at fault)", OURS,
+        Claim("… but the variational bound, which it is trained on, prefers the uncertain one", OURS,
               f"bound in nats for each training image {bounds}", _all([clear])),
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ class Config:
     readings_seed: int = 0
     copies: tuple[int, ...] = (0, 1, 10, 100)  # 0: the grey images; the paper has 1,000
     copies_seed: int = 0
+    layered_copies: int = 10  # behind the posterior with a prior for each layer
     divergence: tuple[float, ...] = (1.0, 0.1, 0.01)  # weights of the divergence, for the factorised Gaussian
     divergence_seed: int = 0
     bound_draws: int = 8
@@ -32,7 +33,7 @@ class Config:
 
 def config(quick: bool) -> Config:
     if quick:
-        return Config(QUICK, copies=(0, 1, 2), grid=50, resamples=50, check_draws=20)
+        return Config(QUICK, copies=(0, 1, 2), layered_copies=1, grid=50, resamples=50, check_draws=20)
     return Config()
 
 

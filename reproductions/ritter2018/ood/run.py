@@ -48,8 +48,9 @@ def run(config: Config, results: Results, context: Context) -> None:
     copied = Subject(config.setup, config.copies_seed, context)
     for count in config.copies:
         results.unit(f"copies/{count}", partial(copies, copied, count, config))
+    fewer = replace(config.setup, copies=config.layered_copies)
     for seed in config.setup.seeds:
-        results.unit(f"{seed}/{LAYERED}", partial(evaluate, Subject(config.setup, seed, context), LAYERED, config))
+        results.unit(f"{seed}/{LAYERED}", partial(evaluate, Subject(fewer, seed, context), LAYERED, config))
     subject = Subject(config.setup, config.divergence_seed, context)
     for weight in config.divergence:
         results.unit(f"divergence/{weight:g}", partial(divergence, subject, weight, config))
@@ -263,13 +264,14 @@ def divergence(subject: Subject, weight: float, config: Config) -> Values:
     data = subject.train.augmented(1, seed=config.draws_seed)
     generator = torch.Generator().manual_seed(config.draws_seed)
     bound = posterior.elbo(data, num_samples=config.bound_draws, generator=generator)
-    size = subject.train.size
+    size, copies = subject.train.size, config.setup.variational["copies"]
     return {
         "test": quality(predict(method, x, config), y, config),
         "outside": spread(outside.entropy, config),
         "bound": bound.value / size,  # nats for each training image
         "bound_se": bound.standard_error / size,
         "divergence": bound.kl / size,
+        "bound_by_epoch": [-(row.nll / copies + row.kl) / size for row in posterior.history],
     }
 
 

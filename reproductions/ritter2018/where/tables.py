@@ -13,7 +13,6 @@ TITLES = {
     "wrn": "Wide residual network",
     "wrn-dropout": "Wide residual network with dropout",
 }
-LONG = 8  # layers beyond which only the first, the last and the extremes are listed
 
 
 def kinds(units: Values) -> dict[str, list[Values]]:
@@ -38,7 +37,9 @@ def _at(row: Any, path: Sequence[str]) -> float:
 def tables(units: Values) -> str:
     parts = []
     for kind, networks in kinds(units).items():
-        parts += [f"### {TITLES[kind]}", paragraph(networks), layer_table(networks), unit_table(networks)]
+        parts += [f"### {TITLES[kind]}", paragraph(networks), "Layers:", layer_table(networks)]
+        parts += ["Units and weights inside them:", unit_table(networks)]
+        parts += ["Single weights, quantiles of 5, 50 and 95 %:", weight_table(networks)]
     return "\n\n".join(parts)
 
 
@@ -82,6 +83,19 @@ def unit_table(networks: Sequence[Values]) -> str:
             f"| {name} | {units[0]['units']} | {fmean(u['unidentified'] for u in units):.0f} | {low:.3f} to {high:.3f} "
             f"| {spread} | {100 * weak:.0f} % | {size:.2f} |"
         )
+    return "\n".join(lines)
+
+
+def weight_table(networks: Sequence[Values]) -> str:
+    """How single weights of a layer spread; means of quantiles over seeds."""
+    columns = ("std", "identified", "signal_to_noise")
+    lines = ["| layer | posterior std | identified | signal to noise |", "|---|---|---|---|"]
+    for name in networks[0]["weights"]:
+        cells = []
+        for column in columns:
+            each = [network["weights"][name][column] for network in networks]
+            cells.append(" / ".join(f"{fmean(values[i] for values in each):.3g}" for i in (0, 2, 4)))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
