@@ -125,6 +125,20 @@ def test_plain_passes_are_never_augmented() -> None:
     assert torch.equal(joined(data)[0], data.with_(augment=None).inputs)
 
 
+def test_passes_differ_and_follow_from_the_seed() -> None:
+    data = pictures(augment=augment.Binarise())
+    passes = data.passes(seed=4)
+    first, second = joined(passes), joined(passes)
+    assert passes.size == 50 and len(passes) == len(data) and passes.done == 2
+    assert not torch.equal(first[1], second[1])  # another order
+    assert sorted(first[1].tolist()) == sorted(second[1].tolist()) == list(range(50))
+    in_order = [x[y.argsort()] for x, y in (first, second)]
+    assert not torch.equal(*in_order)  # and other pixels
+    again = data.passes(seed=4)
+    assert torch.equal(joined(again)[0], first[0]) and torch.equal(joined(again)[0], second[0])
+    assert not torch.equal(joined(data.passes(seed=5))[1], first[1])
+
+
 def test_augmented_is_the_same_in_every_pass() -> None:
     data = pictures(augment=augment.Binarise())
     many = data.augmented(3, seed=4)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import BadData, BadOption
+from whence.randomness import derived_seed
 from whence.zoo.data.augment import Augment
 
 CHUNK_EXAMPLES = 16_384  # examples that are shuffled, augmented and normalised at once
@@ -192,6 +193,32 @@ class Examples:
         if self.augment is None:
             raise BadOption("these examples have no augmentation; set one with .with_(augment=…).")
         return Augmented(self, _whole("copies", copies), seed)
+
+    def passes(self, seed: int = 0) -> Passes:
+        """Data to train on: every pass is shuffled and augmented anew, and follows from ``seed`` and its number."""
+        return Passes(self, seed)
+
+
+@dataclass(eq=False)
+class Passes:
+    """Batches that differ from pass to pass, as those of a shuffling ``DataLoader`` do."""
+
+    examples: Examples
+    seed: int = 0
+    done: int = 0  # passes that were begun
+
+    @property
+    def size(self) -> int:
+        """Number of examples."""
+        return self.examples.size
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(self.examples.device).manual_seed(derived_seed(self.seed, "pass", self.done))
+        self.done += 1
+        return self.examples.epoch(generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
