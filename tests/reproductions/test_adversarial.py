@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reproductions.ritter2018.__main__ import main
 from reproductions.ritter2018.adversarial import EXPERIMENT
 from reproductions.ritter2018.adversarial.curves import Along, away, fooled, names, plain_methods, seeds
 from reproductions.ritter2018.mnist import KRONECKER, METHODS
 from reproductions.ritter2018.store import Values, read, values
+from tests.reproductions import laws
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("adversarial")
-    assert main(["adversarial", "--quick", "--device", "cpu", "--out", str(found), "--no-progress"]) == 0
-    return found
+    return laws.quick("adversarial", tmp_path_factory.mktemp("adversarial"))
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +25,8 @@ def units(folder: Path) -> Values:
     return values(read(folder / "results.json"))
 
 
-def test_every_unit_is_there_and_none_is_done_twice(folder: Path, units: Values) -> None:
-    assert list(units) == EXPERIMENT.units(EXPERIMENT.config(True))
-    before = (folder / "results.json").read_bytes()
-    assert main(["adversarial", "--quick", "--device", "cpu", "--out", str(folder), "--no-progress"]) == 0
-    assert (folder / "results.json").read_bytes() == before
+def test_every_unit_is_there_and_none_is_done_twice(folder: Path) -> None:
+    laws.complete_and_done_once("adversarial", folder)
 
 
 def test_attacks_do_what_they_are_for(units: Values) -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reproductions.ritter2018.__main__ import main
 from reproductions.ritter2018.store import Values, read, values
 from reproductions.ritter2018.where import EXPERIMENT
+from tests.reproductions import laws
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("where")
-    assert main(["where", "--quick", "--device", "cpu", "--out", str(found), "--no-progress"]) == 0
-    return found
+    return laws.quick("where", tmp_path_factory.mktemp("where"))
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +24,8 @@ def units(folder: Path) -> Values:
     return values(read(folder / "results.json"))
 
 
-def test_every_unit_is_there_and_none_is_done_twice(folder: Path, units: Values) -> None:
-    assert list(units) == EXPERIMENT.units(EXPERIMENT.config(True))
-    before = (folder / "results.json").read_bytes()
-    assert main(["where", "--quick", "--device", "cpu", "--out", str(folder), "--no-progress"]) == 0
-    assert (folder / "results.json").read_bytes() == before
+def test_every_unit_is_there_and_none_is_done_twice(folder: Path) -> None:
+    laws.complete_and_done_once("where", folder)
 
 
 def test_shares_add_up_and_tables_fit_together(units: Values) -> None:
