@@ -61,9 +61,6 @@ class Results:
         found: Values = units[name]["value"]
         return found
 
-    def has(self, name: str) -> bool:
-        return name in self.content["units"]
-
     def _where(self) -> Values:
         device = (
             torch.cuda.get_device_name()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproductions.ritter2018.claims import Claim, Interval, above, below, interval
+from reproductions.ritter2018.claims import Claim, above, below, interval
 from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.where.tables import TITLES, kinds
 
@@ -13,11 +13,11 @@ def claims(units: Values) -> list[Claim]:
     found = []
     for kind, networks in kinds(units).items():
         title, questions = TITLES[kind], "thesis"
-        between = _over([n["differences"]["between_layers"] for n in networks])
-        last = _over([n["layers"][-1]["test"]["variance_share"] for n in networks])
-        fall = _over([n["layers"][0]["test"]["explained"] - n["layers"][0]["ood"]["explained"] for n in networks])
-        size = _over([n["magnitude"]["all layers"] for n in networks])
-        dead = _over([_unidentified(n) for n in networks])
+        between = interval([n["differences"]["between_layers"] for n in networks])
+        last = interval([n["layers"][-1]["test"]["variance_share"] for n in networks])
+        fall = interval([n["layers"][0]["test"]["explained"] - n["layers"][0]["ood"]["explained"] for n in networks])
+        size = interval([n["magnitude"]["all layers"] for n in networks])
+        dead = interval([_unidentified(n) for n in networks])
         found += [
             Claim(f"{title}: layers differ strongly in their weights' uncertainty", questions,
                   f"ε² = {between.text(2)}", above(between, STRONG)),
@@ -30,10 +30,6 @@ def claims(units: Values) -> list[Claim]:
                   f"{dead.times(100).text(1, ' %')} of the units", above(dead)),
         ]  # fmt: skip
     return found
-
-
-def _over(values: list[float]) -> Interval:
-    return interval(values)
 
 
 def _unidentified(network: Values) -> float:
