@@ -359,3 +359,16 @@ def test_what_is_no_audit_is_not_read(text: str | None, words: str, tmp_path: Pa
         path.write_text(text)
     with pytest.raises(BadFile, match=words):
         whence.Audit.read(path)
+
+
+def test_tuning_can_be_left_out() -> None:
+    given = classification()
+    posterior = whence.laplace(given.model, given.train, likelihood="classification", prior_precision=3.0)
+    held = {k: v for k, v in given.data().items() if k != "likelihood"}
+    audit = whence.audit(posterior, given.train, **held, tune=False, progress=False, inputs=2)
+    assert audit.posterior is posterior and audit.record["run"]["posterior"]["tuned_on"] == "nothing"
+    reasons = {item["what"]: item["why"] for item in audit.record["run"]["left_out"]}
+    assert reasons["tuning"] == "it was not asked for; the prior precision is as it was."
+    assert audit.record["novelty"] is not None  # validation data are still what it is held against
+    tuned = whence.audit(posterior, given.train, **held, sections=["quality"], progress=False).posterior
+    assert tuned.tuning is not None and posterior.tuning is None

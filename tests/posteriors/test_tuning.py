@@ -234,3 +234,36 @@ def test_options_that_the_evidence_cannot_use_are_refused() -> None:
     for option in ({"method": "sampled"}, {"num_samples": 3}, {"generator": torch.Generator()}):
         with pytest.raises(whence.errors.BadOption, match="validation data"):
             posterior.tune(**option)
+
+
+@pytest.mark.parametrize("data_scale", [False, True, "auto"])
+def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for projections the same values are tried with the same scores, in four passes at most."""
+    from whence.posteriors import validation as module
+
+    net, train, validation = trained()
+    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
+    kept = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
+    passes = []
+    plain = module.Validation._projected
+
+    def counted(self, posterior):
+        passes.append(1)
+        return plain(self, posterior)
+
+    monkeypatch.setattr(module.Validation, "_projected", counted)
+    monkeypatch.setattr(module.Piece, "bytes", 10**12)
+    found = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
+    few = len(passes)
+    assert 2 <= few <= 4
+    assert [(t.prior_factor, t.data_scale) for t in found.trials] == [
+        (t.prior_factor, t.data_scale) for t in kept.trials
+    ]
+    for a, b in zip(found.trials, kept.trials, strict=True):
+        assert a.score == pytest.approx(b.score, rel=1e-6)
+
+    passes.clear()
+    monkeypatch.setattr(module, "KEEP", 1000)  # nor for covariances
+    again = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
+    assert len(passes) > few
+    assert [t.score for t in again.trials] == pytest.approx([t.score for t in kept.trials], rel=1e-6)

@@ -259,9 +259,38 @@ def test_a_kl_that_became_nan_is_named() -> None:
     with torch.no_grad():
         module.variational_blocks()[2].scale.fill_(math.nan)
     with pytest.raises(NotConverged, match=r"KL of layer '2' became nan at step 8 of epoch 4"):
-        _refuse_nan(module, torch.zeros(()), module.kl(), 3, 7, Settings())
+        _refuse_nan(module, 0.0, math.nan, 3, 7, Settings())
     with pytest.raises(NotConverged, match="step"):
         fit(lr=1e6, epochs=30)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_though_nobody_looked() -> None:
+    """On a GPU losses are looked at late: the parameters must still be those of the step that failed."""
+    from whence.posteriors.variational.training import Settings, Tally, optimiser_of
+
+    module, settings = VariationalModule(model()), Settings()
+    optimiser, tally = optimiser_of(module, settings), Tally(module, settings, 0)
+
+    def step(factor: float) -> None:
+        kl = module.kl()
+        optimiser.found_inf = tally.add(torch.zeros(()), kl.detach() * factor)  # type: ignore[attr-defined]
+        optimiser.zero_grad(set_to_none=True)
+        (kl * factor).backward()
+        optimiser.step()
+
+    def state() -> list[torch.Tensor]:
+        return [p.detach().clone() for p in module.blocks.parameters()]
+
+    start = state()
+    step(1.0)
+    before = state()
+    assert not any(torch.equal(a, b) for a, b in zip(start, before, strict=True))
+    for factor in (math.nan, 1.0):
+        step(factor)
+        assert all(torch.equal(a, b) for a, b in zip(state(), before, strict=True))
+    with pytest.raises(NotConverged, match="at step 2 of epoch 1"):
+        tally.settle()
+    assert tally.steps == 1 and math.isfinite(tally.kl)
 
 
 def test_layers_that_cannot_be_converted_are_refused_by_name() -> None:

@@ -67,6 +67,7 @@ def audit(
     structure: str = "kron",
     curvature: str = "auto",
     layers: Any = None,
+    tune: bool = True,
     examples: int = 10_000,
     profiled: int = 1_000,
     inputs: int = 12,
@@ -89,6 +90,7 @@ def audit(
         classes, features: names, for words and pictures.
         title: of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
+        tune: whether a posterior that was not tuned is tuned on ``validation``; False keeps the prior that it has.
         examples: at most so many of each of test, validation and ood are read, and held in memory.
         profiled: at most so many inputs stand behind shares, novelty, pruning and answers.
         inputs: how many of the most uncertain inputs are shown.
@@ -105,7 +107,7 @@ def audit(
     chosen = _chosen(sections, bool(methods))
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
     log = Log()
-    bar = Bar(_steps(chosen, validation is not None), progress, on_step)
+    bar = Bar(_steps(chosen, validation is not None and tune), progress, on_step)
     with kept_notices(log), bar:
         with bar.step("data", log):
             sets = {
@@ -113,7 +115,7 @@ def audit(
                 "validation": hold(validation, "validation", examples),
                 "ood": hold(ood, "ood", examples, targets=False),
             }
-        made = _Fit(structure, curvature, layers, seed, device, progress and on_step is None)
+        made = _Fit(structure, curvature, layers, tune, seed, device, progress and on_step is None)
         posterior = made.posterior(model, train, likelihood, sets, bar, log)
         sets = _counted(posterior, sets)
         options = Options(
@@ -174,6 +176,7 @@ class _Fit:
     structure: str
     curvature: str
     layers: Any
+    tune: bool
     seed: int
     device: Any
     progress: bool
@@ -196,6 +199,10 @@ class _Fit:
         if held is None or held.targets is None:
             if posterior.tuning is None:
                 log.leave_out("tuning", "no validation data were given; the prior precision is as it was.")
+            return posterior
+        if not self.tune:
+            if posterior.tuning is None:
+                log.leave_out("tuning", "it was not asked for; the prior precision is as it was.")
             return posterior
         with bar.step("tune", log):
             if posterior.tuning is not None:

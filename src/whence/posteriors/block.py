@@ -55,7 +55,8 @@ class BlockGaussian:
     @property
     def rest(self) -> Tensor:
         """The precision where the curvature vanishes, outside what is stored."""
-        return torch.as_tensor(self.delta, dtype=self.spectral.values.dtype, device=self.spectral.values.device)
+        values = self.spectral.values
+        return torch.full((), self.delta, dtype=values.dtype, device=values.device)  # no copy that a GPU waits for
 
     def whiten(self, native: Tensor) -> Tensor:
         """D^{-1/2} v."""

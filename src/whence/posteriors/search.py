@@ -10,6 +10,7 @@ The loss is often flat along (r, s). A data scale other than that of the start d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -126,14 +127,18 @@ class Search:
         best = self._refined(posterior, self.scales)
         if not self.sober or best[1] == 0.0:
             return best
+        with_scale = self._each(posterior, *best)
         plain = self._refined(posterior, scales=False)
-        gain = self._each(posterior, *plain) - self._each(posterior, *best)
+        gain = self._each(posterior, *plain) - with_scale
         error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
         return best if float(gain.mean()) > STANDARD_ERRORS * error else plain
 
     def _refined(self, posterior: Laplace, scales: bool) -> tuple[float, float]:
         """Finer and finer around the best point; of the start's own data scale if ``scales`` is False."""
-        for step in (DECADE, DECADE / 3, DECADE / 9):
+        steps = (DECADE, DECADE / 3, DECADE / 9)
+        around = [sum(moves) for moves in itertools.product(*([-step, 0.0, step] for step in steps))]
+        self.validation.expect([self._best(scales)[0] + move for move in around])
+        for step in steps:
             r, s = self._best(scales)
             near = [s - step, s, s + step] if scales else [s]
             self._score(posterior, [r - step, r, r + step], near)

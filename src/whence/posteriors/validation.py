@@ -35,12 +35,15 @@ class Piece:
     projections: list[Projection]
     targets: Tensor
     index: int  # of their batch
-    covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r
+    covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r (rounded)
 
     def covariance(self, posterior: Laplace, rs: list[float]) -> list[Tensor]:
         """V under prior precisions times e^r, for each r, [N, C, C]."""
+        rs = [_key(r) for r in rs]
         missing = [r for r in rs if r not in self.covariances]
         found = dict(self.covariances)
+        if not missing:
+            return [found[r] for r in rs]
         for (gaussian, _), projection in zip(posterior.gaussians(), self.projections, strict=True):
             moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in missing]
             parts = projection.weigh_priors(moved)
@@ -54,21 +57,50 @@ class Piece:
 
 
 class Validation:
-    """Passes over validation data; after the first one nothing goes through the network again if it could be kept."""
+    """Passes over validation data; after the first one nothing goes through the network again if it could be kept.
+
+    Where projections are too large for that, a pass also finds the covariances that are expected to be asked for next.
+    """
 
     def __init__(self, data: Data, progress: bool) -> None:
         self.data, self.progress = data, progress
         self.count = 0  # examples of the last pass
         self._kept: list[Piece] | None = None
+        self._expected: list[float] = []
+        self._covariance = 0  # bytes of one
+        self._found: list[Piece] = []  # of the last pass that looked ahead, without projections
         self._room: float = CUDA_KEEP if data.device.type == "cuda" else KEEP
+
+    def expect(self, rs: list[float]) -> None:
+        """What :meth:`covariances` will probably be asked for."""
+        self._expected = list(dict.fromkeys(_key(r) for r in rs))
 
     def covariances(self, posterior: Laplace, rs: list[float]) -> Iterator[tuple[Piece, list[Tensor]]]:
         """Every piece with V(r) for each r, relative to the prior of ``posterior``, which must stay the same."""
+        known = self._found[0].covariances if self._found else {}
+        if all(_key(r) in known for r in rs):
+            yield from ((piece, piece.covariance(posterior, rs)) for piece in self._found)
+            return
+        ahead = self._ahead(rs)
+        every, found = [*rs, *ahead], []
         for piece in self.pieces(posterior):
-            found = piece.covariance(posterior, rs)
-            yield piece, found
+            covs = piece.covariance(posterior, every)
+            yield piece, covs[: len(rs)]
             if self._kept is not None:
-                self._keep_covariances(piece, rs, found)
+                self._keep_covariances(piece, rs, covs)
+            elif ahead:
+                light = dict(zip(map(_key, every), covs, strict=True))
+                found.append(replace(piece, projections=[], covariances=light))
+        if ahead:
+            self._found = found
+
+    def _ahead(self, rs: list[float]) -> list[float]:
+        """What a pass finds for later ones; nothing where projections are kept, or where it would not fit."""
+        if self._kept is not None or not self.count:
+            return []
+        asked = {_key(r) for r in rs}
+        ahead = [r for r in self._expected if r not in asked]
+        return ahead if (len(rs) + len(ahead)) * self.count * self._covariance <= self._room else []
 
     def pieces(self, posterior: Laplace) -> Iterator[Piece]:
         """The data in pieces that fit the memory budget. Only the eigenbases of ``posterior`` matter here."""
@@ -79,6 +111,7 @@ class Validation:
         kept: list[Piece] = []
         for piece in self._projected(posterior):
             self.count += len(piece.mean)
+            self._covariance = piece.mean.shape[-1] ** 2 * piece.mean.element_size()
             used += piece.bytes
             if used <= self._room:
                 kept.append(piece)
@@ -89,7 +122,7 @@ class Validation:
             self._kept, self._room = kept, self._room - used
 
     def _keep_covariances(self, piece: Piece, rs: list[float], found: list[Tensor]) -> None:
-        for r, cov in zip(rs, found, strict=True):
+        for r, cov in zip(map(_key, rs), found, strict=True):
             size = cov.numel() * cov.element_size()
             if r not in piece.covariances and size <= self._room:
                 piece.covariances[r] = cov
@@ -122,6 +155,11 @@ def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projecti
     keep = posterior.curvature.keep
     found = [project(gaussian, blocks, grads, keep) for gaussian, blocks in posterior.gaussians()]
     return mean.detach(), [replace(p, left=None, plain=None) if isinstance(p, Unshared) else p for p in found]
+
+
+def _key(r: float) -> float:
+    """The same for values that were added up in another order."""
+    return round(r, 9)
 
 
 def one(inputs: Any) -> Any:

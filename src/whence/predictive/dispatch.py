@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import from_numpy, is_inputs, size_of, tensors_in
+from whence.checks import Watch
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
@@ -61,8 +62,9 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
     x = from_numpy(x)
     collected = _Collected(x)
     diagonal = link == "probit" and _many_outputs(posterior, x)
-    for m in linearised.moments_of(posterior, x, diagonal):
-        collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m)
+    with Watch():  # no piece waits for the check of its outputs
+        for m in linearised.moments_of(posterior, x, diagonal):
+            collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m)
 
     def covariance() -> Tensor:
         if collected.keeps:

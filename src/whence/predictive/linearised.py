@@ -23,11 +23,15 @@ from whence.predictive.predictions import JointPrediction
 from whence.predictive.projection import project
 
 if TYPE_CHECKING:
+    from whence.curvature.blocks import Block
+    from whence.posteriors.block import BlockGaussian
     from whence.posteriors.laplace import Laplace
 
 T = TypeVar("T")
+Weighted = tuple["BlockGaussian", list["Block"], Tensor, Tensor]
 JOINT_LIMIT = 4 * 2**30  # bytes
 PIECE = 112 * 2**20  # bytes of gradients that go through together on a GPU too: more is hardly faster
+KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
 
 
@@ -124,7 +128,30 @@ def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients
     return outputs, recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
 
 
-def moments(posterior: Laplace, inputs: Inputs, by_block: bool = False, diagonal: bool = False) -> Moments:
+class Weights:
+    """The Gaussian of each block with the variances of its eigendirections; kept from pass to pass where small."""
+
+    def __init__(self, posterior: Laplace) -> None:
+        self.posterior = posterior
+        self._kept: list[Weighted] | None = None
+
+    def __iter__(self) -> Iterator[Weighted]:
+        posterior = self.posterior
+        each = ((g, blocks, 1 / g.precision, 1 / g.rest) for g, blocks in posterior.gaussians())
+        if posterior.curvature.options.offload or posterior.parameters * posterior.network.dtype.itemsize > KEEP:
+            return each
+        if self._kept is None:
+            self._kept = list(each)
+        return iter(self._kept)
+
+
+def moments(
+    posterior: Laplace,
+    inputs: Inputs,
+    by_block: bool = False,
+    diagonal: bool = False,
+    weights: Weights | None = None,
+) -> Moments:
     """Mean and covariance of the outputs, or its ``diagonal``; with ``by_block`` also each block's part of it."""
     outputs, recording, wanted = record(posterior, inputs)
     found = direct(posterior, recording)
@@ -132,16 +159,15 @@ def moments(posterior: Laplace, inputs: Inputs, by_block: bool = False, diagonal
         total = found.variance() if diagonal else found.covariance()
         return Moments(outputs, total, [total] if by_block else None)
     grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
-    return _summed(posterior, outputs, grads, by_block, diagonal)
+    return _summed(weights or Weights(posterior), outputs, grads, by_block, diagonal)
 
 
-def _summed(posterior: Laplace, outputs: Tensor, grads: Gradients, by_block: bool, diagonal: bool) -> Moments:
+def _summed(weights: Weights, outputs: Tensor, grads: Gradients, by_block: bool, diagonal: bool) -> Moments:
     parts = []
     total = None
-    for gaussian, blocks in posterior.gaussians():
-        projection = project(gaussian, blocks, grads, posterior.curvature.keep)
-        weights = 1 / gaussian.precision, 1 / gaussian.rest
-        part = projection.diagonals(*weights)[0] if diagonal else projection.weigh(*weights)
+    for gaussian, blocks, inner, outer in weights:
+        projection = project(gaussian, blocks, grads, weights.posterior.curvature.keep)
+        part = projection.diagonals(inner, outer)[0] if diagonal else projection.weigh(inner, outer)
         total = part if total is None else total + part
         if by_block:
             parts.append(part)
@@ -151,8 +177,9 @@ def _summed(posterior: Laplace, outputs: Tensor, grads: Gradients, by_block: boo
 
 def moments_of(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Moments]:
     """Mean and covariance (or its diagonal) of the outputs, piece by piece."""
+    compute = partial(moments, posterior, diagonal=diagonal, weights=Weights(posterior))
     for piece in pieces(posterior, x, diagonal):
-        yield from fitting(posterior, partial(moments, posterior, diagonal=diagonal), piece)
+        yield from fitting(posterior, compute, piece)
 
 
 def joint(posterior: Laplace, x: Any) -> JointPrediction:

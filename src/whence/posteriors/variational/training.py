@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from whence.batches import Batch, Data, is_pair, size_of, take
+from whence.checks import Watch
 from whence.errors import NotConverged
 from whence.functional import arguments, output_tensor
 from whence.likelihoods import Likelihood
@@ -27,6 +28,7 @@ from whence.posteriors.variational.weighting import KlWeight
 from whence.randomness import derived_seed
 
 VALIDATION_DRAWS = 8
+LOOKED_AT = 256  # steps on a GPU, after which losses are looked at
 
 
 @dataclass(frozen=True)
@@ -151,37 +153,68 @@ def _epoch(
 ) -> tuple[float, float, float]:
     """One pass with steps; mean NLL (of the data set), mean KL and mean KL weight over its steps."""
     module.train()
-    sums = [0.0, 0.0, 0.0]
-    count = 0
-    with seeded(feed.data.device, derived_seed(settings.seed, "epoch", epoch)):
+    tally, weights = Tally(module, settings, epoch), 0.0
+    on_cpu = feed.data.device.type == "cpu"
+    with Watch(), seeded(feed.data.device, derived_seed(settings.seed, "epoch", epoch)):
         for step, batch in enumerate(feed.epoch(derived_seed(settings.seed, "order", epoch))):
             factor = settings.rate(epoch + step / feed.steps)
             for group, lr in zip(optimiser.param_groups, (settings.lr, settings.lr_std), strict=True):
                 group["lr"] = lr * factor
             weight = settings.weight.at(epoch, step, feed.steps)
             nll, kl = step_loss(module, likelihood, batch, feed.size, settings)
-            _refuse_nan(module, nll, kl, epoch, step, settings)
+            optimiser.found_inf = tally.add(nll.detach(), kl.detach())  # type: ignore[attr-defined]
+            if on_cpu or step % LOOKED_AT == LOOKED_AT - 1:
+                tally.settle()
             optimiser.zero_grad(set_to_none=True)
             ((nll + weight * kl) / feed.size).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            for i, value in enumerate((float(nll.detach()), float(kl.detach()), weight)):
-                sums[i] += value
-            count += 1
-    return sums[0] / count, sums[1] / count, sums[2] / count
+            weights += weight
+        tally.settle()
+    return tally.nll / tally.steps, tally.kl / tally.steps, weights / tally.steps
 
 
-def _refuse_nan(module: VariationalModule, nll: Tensor, kl: Tensor, epoch: int, step: int, settings: Settings) -> None:
+class Tally:
+    """The losses of an epoch, which stay on the device until they are looked at: no step waits for the host.
+
+    From the first that is not finite on, Adam changes nothing (``found_inf``), so that the layer can be named later.
+    """
+
+    def __init__(self, module: VariationalModule, settings: Settings, epoch: int) -> None:
+        self.module, self.settings, self.epoch = module, settings, epoch
+        self.nll, self.kl, self.steps = 0.0, 0.0, 0  # of what was looked at
+        self._seen: list[Tensor] = []
+        self._failed: Tensor | None = None
+
+    def add(self, nll: Tensor, kl: Tensor) -> Tensor:
+        """Whether a step was not finite so far: 1. or 0., on the device."""
+        pair = torch.stack([nll, kl])
+        self._seen.append(pair)
+        failed = (~torch.isfinite(pair).all()).float()
+        self._failed = failed if self._failed is None else torch.maximum(self._failed, failed)
+        return self._failed
+
+    def settle(self) -> None:
+        """Look at what was added."""
+        if not self._seen:
+            return
+        for nll, kl in torch.stack(self._seen).cpu().double().tolist():
+            _refuse_nan(self.module, nll, kl, self.epoch, self.steps, self.settings)
+            self.nll, self.kl, self.steps = self.nll + nll, self.kl + kl, self.steps + 1
+        self._seen = []
+
+
+def _refuse_nan(module: VariationalModule, nll: float, kl: float, epoch: int, step: int, settings: Settings) -> None:
     """Name the layer and the step."""
     where = f"at step {step + 1} of epoch {epoch + 1}"
     remedy = f"Lower lr={settings.lr:g} or lr_std={settings.lr_std:g}, or look at the data of that batch."
-    if not bool(torch.isfinite(kl.detach())):
+    if not math.isfinite(kl):
         with torch.no_grad():
             parts = module.kl_by_layer(settings.kl_draws)
         layer = next((n for n, v in parts.items() if not bool(torch.isfinite(v))), "?")
         value = float(parts.get(layer, kl))
         raise NotConverged(f"the KL of layer {layer!r} became {value:g} {where}. {remedy}")
-    if not bool(torch.isfinite(nll.detach())):
-        raise NotConverged(f"the negative log likelihood became {float(nll.detach()):g} {where}. {remedy}")
+    if not math.isfinite(nll):
+        raise NotConverged(f"the negative log likelihood became {nll:g} {where}. {remedy}")
 
 
 @torch.no_grad()
