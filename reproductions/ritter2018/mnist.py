@@ -41,15 +41,22 @@ class Setup:
     tuning_draws: int = 50
     batch: int = 500  # of the curvature
     variational: dict[str, Any] = field(
-        default_factory=lambda: {"epochs": 10, "copies": 10, "lr": 1e-3, "initial_std": 0.02, "batch": 500}
-    )
+        default_factory=lambda: {
+            "kl_weight": 0.01,
+            "epochs": 100,
+            "lr": 3e-3,
+            "lr_std": 3e-2,
+            "initial_std": 0.05,
+            "batch": 500,
+        }
+    )  # the weight of the divergence is the one that validation data prefer; 1 is the bound itself
     swag: dict[str, Any] = field(default_factory=lambda: {"epochs": 20, "lr": 1e-2, "capture": True})
 
 
 QUICK = Setup(
     recipe="digits-mlp", changes={"hidden": (32, 32), "dropout": 0.3, "epochs": 20},
     outside=("shuffled", "turned"), seeds=(0, 1), members=2, copies=2, draws=20, tuning_draws=5, batch=512,
-    variational={"epochs": 10, "copies": 1, "lr": 1e-2, "initial_std": 0.02, "batch": 128},
+    variational={"kl_weight": 0.1, "epochs": 10, "lr": 1e-2, "lr_std": 3e-2, "initial_std": 0.02, "batch": 128},
     swag={"epochs": 4, "lr": 1e-2},
 )  # fmt: skip
 
@@ -174,23 +181,22 @@ class Subject:
             structure=structure, curvature=curvature, data_size=train.size, progress=self.context.progress,
         )  # fmt: skip
 
-    def factorised(self, weight: float = 1.0) -> whence.Variational:
-        """Trained from scratch on the variational bound, with a standard normal prior and without dropout.
+    def factorised(self, **changes: Any) -> whence.Variational:
+        """Trained from scratch with a standard normal prior and without dropout; ``changes`` of the setup's settings.
 
-        ``weight`` is that of the divergence from the prior; 1 is the bound itself.
+        ``kl_weight`` is that of the divergence from the prior; 1 is the bound itself.
         """
-        settings = dict(self.setup.variational)
-        copies, batch = settings.pop("copies"), settings.pop("batch")
+        settings = self.setup.variational | changes
+        options = {name: value for name, value in settings.items() if name != "batch"}
 
         def make() -> whence.Posterior:
-            # Over k copies the likelihood counts k times, so that the prior does too.
-            data = self.train.with_(batch_size=batch).augmented(copies, seed=self.seed)
+            data = self.train.with_(batch_size=settings["batch"]).passes(self.seed)
             return whence.variational(
                 self._untrained(), data, likelihood="classification", start="scratch", prior_precision=1.0,
-                seed=self.seed, kl_weight=weight * copies, progress=self.context.progress, **settings,
+                seed=self.seed, progress=self.context.progress, **options,
             )  # fmt: skip
 
-        found = self._kept("variational", [self.setup.variational, weight], make)
+        found = self._kept("variational", [settings], make)
         assert isinstance(found, whence.Variational)
         return found
 

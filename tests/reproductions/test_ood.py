@@ -25,7 +25,7 @@ from reproductions.ritter2018.mnist import (
     Subject,
 )
 from reproductions.ritter2018.ood import EXPERIMENT, check, names
-from reproductions.ritter2018.ood.config import MEAN, PRIOR
+from reproductions.ritter2018.ood.config import MEAN, PRIOR, SLOW
 from reproductions.ritter2018.ood.run import detection, evaluate, spread
 from reproductions.ritter2018.store import read, values
 
@@ -177,7 +177,8 @@ FLIPS = [
     ("the deterministic network reaches", DETERMINISTIC, ("test", "accuracy"), 0.99, 0.9),
     ("lower NLL than the deterministic", LINEARISED, ("test", "nll"), 0.0, 9.0),
     ("lower ECE than the deterministic", LINEARISED, ("test", "ece"), -0.1, 0.9),
-    ("“linearised Kronecker” tells", LINEARISED, AUROC, 2.0, 0.0),
+    ("entropy of “linearised Kronecker” tells", LINEARISED, AUROC, 2.0, 0.0),
+    ("variance of the logits of “linearised", "detectors", (QUICK.outside[0], "variance", "auroc"), 2.0, 0.0),
     ("“deep ensemble” tells", "deep ensemble", AUROC, 2.0, 0.0),
     ("“SWAG” tells", "SWAG", AUROC, 2.0, 0.0),
     ("a deep ensemble of 5 has a lower NLL", "deep ensemble", ("test", "nll"), 0.0, 9.0),
@@ -197,12 +198,12 @@ def test_verdicts_of_several_numbers_follow_them(even):
     same = found
     for method in METHODS:
         same = changed(same, method, 0.99, "test", "accuracy")
-    for part in ("Kronecker Laplace are alike", "the factorised Gaussian is as accurate", "so are the further"):
+    for part in ("Kronecker Laplace are alike", "the factorised Gaussian is as accurate (", "so are the further"):
         assert verdict(same, part) == "holds"
     assert verdict(changed(same, KRONECKER, 0.9, "test", "accuracy"), "Kronecker Laplace are alike") == "does not hold"
-    assert verdict(changed(same, FACTORISED, 0.985, "test", "accuracy"), "Gaussian is as accurate") == "does not hold"
+    assert verdict(changed(same, FACTORISED, 0.985, "test", "accuracy"), "Gaussian is as accurate (") == "does not hold"
     poor = changed(same, FACTORISED, 0.9, "test", "accuracy")
-    assert verdict(poor, "Gaussian is as accurate") == verdict(poor, "Gaussian has low") == "cannot be told"
+    assert verdict(poor, "Gaussian is as accurate (") == verdict(poor, "Gaussian has low") == "cannot be told"
     for entropy, wanted in ((0.0, "holds"), (9.0, "does not hold")):
         assert verdict(changed(same, FACTORISED, entropy, *SET, "mean_entropy"), "Gaussian has low") == wanted
     assert verdict(changed(same, "SWAG", 0.9, "test", "accuracy"), "so are the further") == "does not hold"
@@ -229,6 +230,37 @@ def test_verdicts_of_several_numbers_follow_them(even):
         moved = copy.deepcopy(found)
         moved[f"reading/{MEAN}"]["test"]["accuracy"] = {"value": low, "low": low - 0.001, "high": low + 0.001}
         assert verdict(moved, "read as plain weight decay") == wanted
+
+
+def test_verdicts_on_the_bound_follow_the_numbers(even):
+    plain, used = even["0/deterministic"]["test"]["accuracy"]["value"], QUICK.variational["kl_weight"]
+
+    def moved(unit, value, *path):
+        copied = copy.deepcopy(even)
+        item = copied[unit]
+        for key in path[:-1]:
+            item = item[key]
+        item[path[-1]] = value
+        return copied
+
+    for gap, wanted in ((0.0, "holds"), (0.03, "does not hold")):
+        found = moved("divergence/1", plain - gap, "test", "accuracy", "value")
+        assert verdict(found, "trained on the variational bound itself") == wanted
+    for bound, wanted in ((9.0, "holds"), (-1e9, "does not hold")):
+        assert verdict(moved("divergence/1", bound, "bound"), "the bound prefers it") == wanted
+    for last, wanted in ((-2.0, "holds"), (50.0, "does not hold")):
+        found = moved("divergence/1", 9.0, "bound")
+        found["divergence/1"]["bound_by_epoch"] = [-2.0] * 9 + [last]
+        assert verdict(found, "longer training would not change that") == wanted
+    for nll, wanted in ((0.0, "holds"), (9.0, "does not hold")):
+        found = moved(f"divergence/{used:g}", {"value": nll, "low": nll, "high": nll}, "validation", "nll")
+        assert verdict(found, "weight of the divergence that is used") == wanted
+    for entropy, wanted in ((0.0, "holds"), (9.0, "does not hold")):
+        found = moved(SLOW, plain, "test", "accuracy", "value")
+        found[SLOW]["outside"]["mean_entropy"] = entropy
+        assert verdict(found, "hardly leave their start") == wanted
+    for bound, wanted in ((-1e9, "holds"), (9.0, "does not hold")):
+        assert verdict(moved(SLOW, bound, "bound"), "far from its optimum") == wanted
 
 
 @pytest.mark.skipif(not (HOME / "ood" / "results.json").exists(), reason="the full run has not been made")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import fmean
 
 from reproductions.ritter2018.claims import Claim, Interval, Verdict, above, below, difference, every, interval, within
 from reproductions.ritter2018.mnist import (
@@ -19,7 +20,7 @@ from reproductions.ritter2018.mnist import (
     PAPER,
     SWAG,
 )
-from reproductions.ritter2018.ood.config import MEAN, PRIOR, Config
+from reproductions.ritter2018.ood.config import MEAN, PRIOR, SLOW, Config
 from reproductions.ritter2018.ood.names import (
     chosen_reading,
     copy_counts,
@@ -173,6 +174,7 @@ def _aims(values: Values) -> list[Claim]:
         *lower,
         _auroc_above(values, LINEARISED, DROPOUT, letters),
         *([_auroc_above(values, LAYERED, DROPOUT, letters)] if has_method(values, LAYERED) else []),
+        _variance_above(values, letters),
         *_bound(values),
         _edges(values),
         *_reading(values),
@@ -188,26 +190,70 @@ def _auroc_above(values: Values, first: str, second: str, other: str) -> Claim:
     return Claim(text, OURS, _pair("AUROC", interval(a), interval(b), by, 3), above(by))
 
 
+def _variance_above(values: Values, other: str) -> Claim:
+    """The variance of the logits is the linearised posterior's own uncertainty; entropy mixes it with the mean's."""
+    mine = over_seeds(values, "detectors", other, "variance", "auroc")
+    dropout = over_seeds(values, DROPOUT, "outside", other, "by_entropy", "auroc")
+    by = difference(mine, dropout)
+    text = (
+        f"the variance of the logits of “{LINEARISED}” tells {label(other)} from digits better than the entropy of "
+        f"{DROPOUT} (another score, after entropy had missed)"
+    )
+    return Claim(text, OURS, _pair("AUROC", interval(mine), interval(dropout), by, 3), above(by))
+
+
 def _bound(values: Values) -> list[Claim]:
-    """Why the factorised Gaussian differs from the paper's: what the bound prefers is not what the paper shows."""
+    """Why the factorised Gaussian is not trained on the bound itself: what that prefers is not what the paper shows."""
     weights = divergences(values)
     if len(weights) < 2 or weights[0] != 1.0:
         return []
-    own, *others = (values[f"divergence/{weight:g}"] for weight in weights)
-    last = others[-1]
-    plain = over_seeds(values, DETERMINISTIC, "test", "accuracy")[0]
-    gap = 100 * (last["test"]["accuracy"]["value"] - plain)
-    doubt, letters = last["outside"]["mean_entropy"], label(outside(values)[0])
-    kronecker = over_seeds(values, KRONECKER, "outside", outside(values)[0], "mean_entropy")[0]
-    bounds = ", ".join(f"{values[f'divergence/{w:g}']['bound']:.3f} (weight {w:g})" for w in weights)
+    found = {weight: values[f"divergence/{weight:g}"] for weight in weights}
+    own, others = found[1.0], [found[weight] for weight in weights[1:]]
+    gap = 100 * (own["test"]["accuracy"]["value"] - over_seeds(values, DETERMINISTIC, "test", "accuracy")[0])
     clear = all(own["bound"] - o["bound"] > 3 * (own["bound_se"] + o["bound_se"]) for o in others)
+    bounds = ", ".join(f"{f['bound']:.3f} (weight {w:g})" for w, f in found.items())
+    course = own["bound_by_epoch"]
+    tenth = max(1, len(course) // 10)
+    still = fmean(course[-tenth:]) - fmean(course[-2 * tenth : -tenth])
+    lead = own["bound"] - max(o["bound"] for o in others)
+    losses = {weight: f["validation"]["nll"] for weight, f in found.items()}
+    used, least = over_seeds(values, FACTORISED, "kl_weight")[0], min(v["value"] for v in losses.values())
     return [
-        Claim(f"with the divergence weighed {weights[-1]:g} times, the factorised Gaussian is as the paper has it: "
-              f"accurate (within {ALIKE} points) and less uncertain on {letters} than Kronecker Laplace",
-              OURS, f"accuracy differs by {gap:+.2f} points, mean entropy {doubt:.2f} against {kronecker:.2f} nats",
-              _all([abs(gap) < ALIKE, doubt < kronecker])),
-        Claim("… but the variational bound, which it is trained on, prefers the uncertain one", OURS,
+        Claim("trained on the variational bound itself, with a standard normal prior, the factorised Gaussian is as "
+              f"accurate as the deterministic network (within {ALIKE} points; one seed)", TABLE,
+              f"accuracy differs by {gap:+.2f} points", _all([abs(gap) < ALIKE])),
+        Claim("… and the bound prefers it to those with a smaller weight of the divergence", OURS,
               f"bound in nats for each training image {bounds}", _all([clear])),
+        Claim("… and longer training would not change that: over the last tenth of the epochs the bound rises by less "
+              "than a tenth of its lead", OURS, f"by {still:.4f} nats for each image; lead {lead:.3f}",
+              _all([still < lead / 10])),
+        Claim("the weight of the divergence that is used is the one that validation data prefer, or as good a one "
+              "(within its interval)", OURS,
+              "validation NLL " + ", ".join(f"{v['value']:.4f} (weight {w:g})" for w, v in losses.items()),
+              _all([losses[used]["low"] <= least])),
+        *_slow(values, own),
+    ]  # fmt: skip
+
+
+def _slow(values: Values, own: Values) -> list[Claim]:
+    """What is like the paper's factorised Gaussian: one whose standard deviations have hardly left their start."""
+    if SLOW not in values:
+        return []
+    slow, letters = values[SLOW], outside(values)[0]
+    gap = 100 * (slow["test"]["accuracy"]["value"] - over_seeds(values, DETERMINISTIC, "test", "accuracy")[0])
+    doubt, kronecker = (
+        slow["outside"]["mean_entropy"],
+        over_seeds(values, KRONECKER, "outside", letters, "mean_entropy")[0],
+    )
+    return [
+        Claim("with standard deviations that hardly leave their start the factorised Gaussian is as the paper has it: "
+              f"accurate (within {ALIKE} points) and less uncertain on {label(letters)} than Kronecker Laplace (one "
+              "seed)", OURS,
+              f"accuracy differs by {gap:+.2f} points, mean entropy {doubt:.2f} against {kronecker:.2f} nats",
+              _all([abs(gap) < ALIKE, doubt < kronecker])),
+        Claim("… but the bound is far from its optimum", OURS,
+              f"{slow['bound']:.1f} against {own['bound']:.2f} nats for each training image",
+              _all([own["bound"] - slow["bound"] > 3 * (own["bound_se"] + slow["bound_se"])])),
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from reproductions.ritter2018.mnist import LAYERED, METHODS, QUICK, Setup
 
 MEAN, BATCH, PRIOR = "weight decay on the mean loss", "weight decay on the minibatch's sum", "prior precision"
+SLOW = "factorised Gaussian with slow standard deviations"
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,17 @@ class Config:
     copies: tuple[int, ...] = (0, 1, 10, 100)  # 0: the grey images; the paper has 1,000
     copies_seed: int = 0
     layered_copies: int = 10  # behind the posterior with a prior for each layer
-    divergence: tuple[float, ...] = (1.0, 0.1, 0.01)  # weights of the divergence, for the factorised Gaussian
+    divergence: tuple[float, ...] = (
+        1.0,
+        0.1,
+        0.01,
+        0.001,
+        0.0001,
+    )  # weights of the divergence, for the factorised Gaussian
     divergence_seed: int = 0
+    slow: dict[str, float] = field(
+        default_factory=lambda: {"kl_weight": 1.0, "initial_std": 0.02, "lr_std": 1e-5}
+    )  # standard deviations that stay about where they start
     bound_draws: int = 8
     grid: int = 100  # points of a curve
     certain: float = 0.05  # nats; below it a prediction counts as certain
@@ -44,4 +54,4 @@ def units(config: Config) -> list[str]:
         found += [f"{seed}/{name}" for name in (*METHODS, "regularisation", "detectors", "check")]
     found += [f"copies/{count}" for count in config.copies]
     found += [f"{seed}/{LAYERED}" for seed in config.setup.seeds]
-    return found + [f"divergence/{weight:g}" for weight in config.divergence]
+    return found + [f"divergence/{weight:g}" for weight in config.divergence] + [SLOW]

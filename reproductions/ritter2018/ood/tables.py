@@ -13,7 +13,7 @@ from reproductions.ritter2018.mnist import (
     KRONECKER,
     LINEARISED,
 )
-from reproductions.ritter2018.ood.config import PRIOR, Config
+from reproductions.ritter2018.ood.config import PRIOR, SLOW, Config
 from reproductions.ritter2018.ood.names import (
     DETECTORS,
     chosen_reading,
@@ -48,25 +48,22 @@ def tables(values: Values) -> str:
 
 
 def _divergence(values: Values) -> str:
-    rows = []
-    for weight in divergences(values):
-        found = values[f"divergence/{weight:g}"]
-        accuracy = 100 * found["test"]["accuracy"]["value"]
-        rows.append([
-            f"{weight:g}", f"{accuracy:.2f} %", f"{found['test']['nll']['value']:.3f}",
-            f"{found['outside']['mean_entropy']:.2f}", f"{found['bound']:.3f} ± {found['bound_se']:.3f}",
-            f"{found['divergence']:.3f}",
-        ])  # fmt: skip
+    found = {f"{weight:g}": values[f"divergence/{weight:g}"] for weight in divergences(values)}
+    if SLOW in values:
+        found["1, slow standard deviations"] = values[SLOW]
+    rows = [
+        [
+            name, f"{unit['validation']['nll']['value']:.4f}", f"{100 * unit['test']['accuracy']['value']:.2f} %",
+            f"{unit['test']['nll']['value']:.4f}", f"{unit['outside']['mean_entropy']:.2f}",
+            f"{unit['bound']:.3f} ± {unit['bound_se']:.3f}", f"{unit['divergence']:.3f}",
+        ]
+        for name, unit in found.items()
+    ]  # fmt: skip
     title = "The factorised Gaussian by the weight of its divergence from the prior (one seed; nats)"
-    other = label(outside(values)[0])
     columns = (
-        "weight",
-        "accuracy",
-        "NLL",
-        f"mean entropy on {other}",
-        "bound for each image",
-        "divergence for each image",
-    )
+        "weight", "validation NLL", "test accuracy", "test NLL", f"mean entropy on {label(outside(values)[0])}",
+        "bound for each image", "divergence for each image",
+    )  # fmt: skip
     return _markdown(title, columns, rows)
 
 

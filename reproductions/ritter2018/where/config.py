@@ -17,16 +17,17 @@ class Config:
     wrn: Wrn = field(default_factory=lambda: wrn_config(False))
     examples: int = 10_000  # of test and novel inputs
     profiled: int = 1_000  # inputs behind shares and answers
+    wrn_examples: int = 1_000
     wrn_profiled: int = 200
 
 
 def config(quick: bool) -> Config:
     if not quick:
         return Config()
-    return Config(mnist.QUICK, replace(wrn_config(True), dropouts=(0.0,)), 100, 30, 10)
+    return Config(mnist.QUICK, replace(wrn_config(True), dropouts=(0.0,)), 100, 30, 100, 10)
 
 
 def units(config: Config) -> list[str]:
     """``network/seed``."""
     found = [f"mnist/{seed}" for seed in config.mnist.seeds]
-    return found + [f"wrn{'-dropout' if p else ''}/{seed}" for p in config.wrn.dropouts for seed in config.wrn.seeds]
+    return found + [f"wrn{'-dropout' if p else ''}/{seed}" for seed in config.wrn.seeds for p in config.wrn.dropouts]

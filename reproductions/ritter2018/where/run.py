@@ -26,9 +26,9 @@ def run(config: Config, results: Results, context: Context) -> None:
     folder = results.path.parent
     for seed in config.mnist.seeds:
         results.unit(f"mnist/{seed}", partial(_mnist, config, seed, context, folder))
-    for dropout in config.wrn.dropouts:
-        name = "wrn-dropout" if dropout else "wrn"
-        for seed in config.wrn.seeds:
+    for seed in config.wrn.seeds:
+        for dropout in config.wrn.dropouts:
+            name = "wrn-dropout" if dropout else "wrn"
             file = folder / f"{name}-units.csv"
             results.unit(f"{name}/{seed}", partial(_wrn, config, seed, dropout, context, file))
 
@@ -47,7 +47,7 @@ def _wrn(config: Config, seed: int, dropout: float, context: Context, units: Pat
     posterior = subject.laplace("kron", tuned="linearised")
     file = units if seed == config.wrn.seeds[0] else None
     return located(
-        posterior, subject.train, subject.validation, subject.test, subject.outside, config.examples,
+        posterior, subject.train, subject.tuning, subject.test, subject.outside, config.wrn_examples,
         config.wrn_profiled, file,
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def located(
     """Tables and answers of one network, in plain values."""
     audit = whence.audit(
         posterior, train, validation=validation, test=test, ood=novel, examples=examples, profiled=profiled,
-        sections=SECTIONS, progress=False,
+        sections=SECTIONS, tune=False, progress=False,
     )  # fmt: skip
     profile = audit.profile_posterior
     where = profile.where(test.take(profiled).inputs)

@@ -20,7 +20,8 @@ class Config:
     epochs: int = 40
     batch_size: int = 256
     lr: float = 0.2
-    amp: bool = True  # trained in bfloat16 where that is safe; everything after it is in single precision
+    amp: bool = True  # trained in bfloat16 where that is safe; curvature is summed in single precision
+    tf32: bool = True  # matrix products of predictions in TF32 on a GPU, as its convolutions are by default
     crop: int = 4  # pixels by which images are shifted at most, in training and for the curvature; and mirrored
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -62,13 +63,13 @@ def methods(dropout: float) -> tuple[str, ...]:
 
 
 def units(config: Config) -> list[str]:
-    """``network/seed/what``."""
+    """``network/seed/what``, in the order of the run."""
     found = []
-    for dropout in config.dropouts:
-        for seed in config.seeds:
+    for seed in config.seeds:
+        for dropout in config.dropouts:
             names = methods(dropout)
             whats = ["train", "fit/kron", "fit/diag", *(f"tune/{m}" for m in (DIAGONAL, KRONECKER, LINEARISED))]
             whats += [*(f"measure/{m}" for m in names), "novelty"]
+            whats += ["surest"] if seed == config.seeds[0] else []
             found += [f"{label(dropout)}/{seed}/{what}" for what in whats]
-        found.append(f"{label(dropout)}/{config.seeds[0]}/surest")
     return found

@@ -15,6 +15,7 @@ from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.wrn.measure import LEAST, doubts, unpacked
 from reproductions.ritter2018.wrn.values import NETWORKS, measured, methods, networks, seeds
 
+SETS = {"cifar10": "CIFAR-10", "svhn-recropped": "SVHN"}
 GROUPS = {"wrong": "-", "correct": "--"}
 
 
@@ -61,11 +62,11 @@ def overconfidence(units: Values, path: Path) -> Path:
     count = len(surest["images"])
     figure = style.subplots(1, 1, (9.0, 5.4))[0]
     figure.clear()
-    grid = figure.add_gridspec(2, 2, height_ratios=(1.9, 1))
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.9, 1), hspace=0.12)
     axes = [figure.add_subplot(grid[0, i]) for i in (0, 1)]
     for axis, part, title in zip(axes, ("inside", "outside"), ("trained on", "another kind"), strict=True):
         _confidence(axis, units, network, part)
-        axis.set_title(f"{surest['sets'][part]} ({title})")
+        axis.set_title(f"{SETS.get(surest['sets'][part], surest['sets'][part])} ({title})")
     axes[0].set_ylabel("share of images")
     _legend(figure, axes[0], {})
     strip = grid[1, :].subgridspec(1, count)

@@ -11,7 +11,7 @@ from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, KRONECKER, L
 from reproductions.ritter2018.store import Results, Values
 from reproductions.ritter2018.wrn import measure
 from reproductions.ritter2018.wrn.config import Config, label, methods
-from reproductions.ritter2018.wrn.subject import How, Subject
+from reproductions.ritter2018.wrn.subject import How, Subject, coarse_products
 
 Damping = Literal["exact", "factored"]
 TUNED: dict[str, tuple[Literal["kron", "diag"], Damping, How]] = {
@@ -22,20 +22,26 @@ TUNED: dict[str, tuple[Literal["kron", "diag"], Damping, How]] = {
 
 
 def run(config: Config, results: Results, context: Context) -> None:
-    for dropout in config.dropouts:
-        for seed in config.seeds:
+    for seed in config.seeds:  # outermost: a run that is cut off has both kinds of network
+        for dropout in config.dropouts:
             subject = Subject(config, seed, dropout, context)
             name = f"{label(dropout)}/{seed}"
             results.unit(f"{name}/train", partial(_train, subject))
             for structure in ("kron", "diag"):
                 results.unit(f"{name}/fit/{structure}", partial(_fit, subject, structure))
-            for method in TUNED:
-                results.unit(f"{name}/tune/{method}", partial(_tune, subject, method))
-            for method in methods(dropout):
-                results.unit(f"{name}/measure/{method}", partial(_measure, subject, method))
-            results.unit(f"{name}/novelty", partial(_novelty, subject))
-            if seed == config.seeds[0]:
-                results.unit(f"{name}/surest", partial(_surest, subject))
+            with coarse_products(config.tf32):
+                _asked(results, subject, name, first=seed == config.seeds[0])
+
+
+def _asked(results: Results, subject: Subject, name: str, *, first: bool) -> None:
+    """What is asked of the posteriors of one network."""
+    for method in TUNED:
+        results.unit(f"{name}/tune/{method}", partial(_tune, subject, method))
+    for method in methods(subject.dropout):
+        results.unit(f"{name}/measure/{method}", partial(_measure, subject, method))
+    results.unit(f"{name}/novelty", partial(_novelty, subject))
+    if first:
+        results.unit(f"{name}/surest", partial(_surest, subject))
 
 
 def _train(subject: Subject) -> Values:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,17 @@ from whence import zoo
 
 TRAINING = ("recipe", "data", "depth", "width", "shortcut", "epochs", "batch_size", "lr", "amp", "crop")
 How = Literal["sampled", "linearised"]
+
+
+@contextmanager
+def coarse_products(allowed: bool) -> Iterator[None]:
+    """Matrix products in TF32 inside, where the device has it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Subject:
