@@ -267,3 +267,30 @@ def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, mo
     again = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
     assert len(passes) > few
     assert [t.score for t in again.trials] == pytest.approx([t.score for t in kept.trials], rel=1e-6)
+
+
+def test_layers_are_tuned_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Covariances of single layers are found once for each step; without room for them the result is the same."""
+    from whence.posteriors import validation as module
+
+    net, train, validation = trained()
+    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
+    passes = []
+    plain = module.Validation._projected
+
+    def counted(self, posterior):
+        passes.append(1)
+        return plain(self, posterior)
+
+    monkeypatch.setattr(module.Validation, "_projected", counted)
+    monkeypatch.setattr(module.Piece, "bytes", 10**12)
+    posterior.tune(validation, progress=False)
+    alone = len(passes)
+    passes.clear()
+    found = posterior.tune(validation, per_layer=True, progress=False)
+    assert len(passes) == alone + 2
+    monkeypatch.setattr(module.Validation, "by_layer", lambda *_: None)
+    slow = posterior.tune(validation, per_layer=True, progress=False)
+    assert len({round(float(v), 9) for v in found.prior_precision.values()}) > 1
+    assert found.prior_precision == pytest.approx(slow.prior_precision)
+    assert [t.score for t in found.tuning.trials] == pytest.approx([t.score for t in slow.tuning.trials], rel=1e-9)

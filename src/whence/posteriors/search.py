@@ -21,7 +21,7 @@ from torch import Tensor
 
 from whence.batches import Data
 from whence.errors import BadOption
-from whence.posteriors.validation import Piece, Validation, one
+from whence.posteriors.validation import ByLayer, Piece, Validation, one
 from whence.predictive.score import gaussian_losses, mixture_loss
 from whence.randomness import seed_from
 
@@ -232,15 +232,35 @@ class Search:
                 "evidence: tune(per_layer=True)."
             )
         for step in (DECADE, DECADE / 3):
-            for block in posterior.blocks:
-                scores = self._layer_scores(posterior, block.name, [-2 * step, -step, 0.0, step, 2 * step])
+            moves = [-2 * step, -step, 0.0, step, 2 * step]
+            known = None if self.method == "sampled" else self.validation.by_layer(posterior, moves)
+            taken = [0.0] * len(posterior.blocks)
+            for i, block in enumerate(posterior.blocks):
+                if known is None:
+                    scores = self._layer_scores(posterior, block.name, moves)
+                else:
+                    scores = self._known_scores(posterior, known, [moves.index(m) for m in taken], i, moves)
                 move = min(scores, key=lambda k: scores[k])
                 self.trials += [Trial(math.exp(k), posterior.data_scale, v, block.name) for k, v in scores.items()]
                 if scores[move] < best - 1e-9:
-                    best = scores[move]
+                    best, taken[i] = scores[move], move
                     factors = {p.name: math.exp(move) for p in block.params}
                     posterior = replace(posterior, prior=posterior.prior.scaled_by(factors))
         return posterior, best
+
+    def _known_scores(
+        self, posterior: Laplace, known: ByLayer, taken: list[int], layer: int, moves: list[float]
+    ) -> dict[float, float]:
+        """Mean NLL with one layer's prior moved by each factor, the others' as they were taken."""
+        totals = torch.zeros(len(moves), dtype=torch.float64)
+        for piece, parts in known:
+            rest = torch.zeros_like(parts[layer][0])
+            for i, (part, move) in enumerate(zip(parts, taken, strict=True)):
+                rest = rest if i == layer else rest + part[move]
+            losses = self._losses(posterior, piece, [rest + part for part in parts[layer]], [0.0])
+            totals += losses.sum((1, 2)).cpu()
+        means = torch.nan_to_num(totals / self.validation.count, nan=math.inf).tolist()
+        return dict(zip(moves, means, strict=True))
 
     def _layer_scores(self, posterior: Laplace, layer: str, moves: list[float]) -> dict[float, float]:
         """Mean NLL with one layer's prior moved by each factor."""

@@ -56,6 +56,9 @@ class Piece:
         return sum(t.numel() * t.element_size() for p in self.projections for t in _tensors(p))
 
 
+ByLayer = list[tuple[Piece, list[list[Tensor]]]]  # for each piece, for each layer, for each move: [N, C, C]
+
+
 class Validation:
     """Passes over validation data; after the first one nothing goes through the network again if it could be kept.
 
@@ -101,6 +104,19 @@ class Validation:
         asked = {_key(r) for r in rs}
         ahead = [r for r in self._expected if r not in asked]
         return ahead if (len(rs) + len(ahead)) * self.count * self._covariance <= self._room else []
+
+    def by_layer(self, posterior: Laplace, moves: list[float]) -> ByLayer | None:
+        """V of each layer with its prior precision times e^m, for each m, for every piece; None if it would not fit."""
+        if len(posterior.groups()) * len(moves) * self.count * self._covariance > self._room:
+            return None
+        found: ByLayer = []
+        for piece in self.pieces(posterior):
+            parts = [
+                projection.weigh_priors([replace(gaussian, delta=gaussian.delta * math.exp(m)) for m in moves])
+                for (gaussian, _), projection in zip(posterior.gaussians(), piece.projections, strict=True)
+            ]
+            found.append((replace(piece, projections=[]), parts))
+        return found
 
     def pieces(self, posterior: Laplace) -> Iterator[Piece]:
         """The data in pieces that fit the memory budget. Only the eigenbases of ``posterior`` matter here."""
