@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from reproductions.ritter2018.adversarial import EXPERIMENT
+from reproductions.ritter2018.adversarial.check import BINARISED, GREY, half
 from reproductions.ritter2018.adversarial.curves import Along, away, fooled, names, plain_methods, seeds
 from reproductions.ritter2018.mnist import KRONECKER, METHODS
 from reproductions.ritter2018.store import Values, read, values
@@ -99,6 +100,31 @@ def test_the_plain_gradient_is_tried_on_the_papers_methods(units: Values) -> Non
             stable = units[f"{seed}/untargeted/{name}"]["curves"]
             assert unit["curves"]["accuracy"][0] == pytest.approx(stable["accuracy"][0], abs=0.02)
             assert unit["curves"]["entropy"][0] == pytest.approx(stable["entropy"][0], abs=0.02)
+
+
+def test_the_attack_by_hand_agrees_and_its_verdict_follows_the_numbers(units: Values) -> None:
+    def verdict(found: Values) -> str:
+        return next(c.verdict for c in EXPERIMENT.claims(found) if c.claim.startswith("In plain torch"))
+
+    for seed in seeds(units):
+        for kind in (GREY, BINARISED):
+            check = units[f"{seed}/check"][kind]
+            assert check["by_hand"] == pytest.approx(check["library"], abs=0.25)  # ten draws each, 40 images
+            assert check["half_by_hand"] == pytest.approx(half(check["by_hand"]), rel=1e-4)
+    changed = copy.deepcopy(units)
+    for seed in seeds(units):
+        for kind, at in ((GREY, 5.0), (BINARISED, 3.0)):
+            changed[f"{seed}/check"][kind] |= {"half_by_hand": at, "half_library": at + 0.5}
+    assert verdict(changed) == "holds"
+    changed["0/check"][GREY]["half_by_hand"] = 2.9
+    assert verdict(changed) == "does not hold"
+    changed["0/check"][GREY] |= {"half_by_hand": 5.0, "half_library": None}
+    assert verdict(changed) == "does not hold"
+
+
+def test_half_is_found_between_updates() -> None:
+    assert half([1.0, 0.9, 0.4]) == pytest.approx(1.8)
+    assert half([1.0, 0.9, 0.6]) is None
 
 
 def test_the_table_has_a_row_for_each_method(units: Values) -> None:

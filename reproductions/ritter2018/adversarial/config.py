@@ -38,6 +38,9 @@ class Config:
             "not augmented, exact": Variant("ggn", 0, 500),
         }
     )
+    check_inputs: int = 300  # of the attack in plain torch
+    check_draws: int = 20
+    check_updates: int = 40
 
 
 def config(quick: bool) -> Config:
@@ -45,7 +48,7 @@ def config(quick: bool) -> Config:
         return Config()
     few = {"augmented, batches": Variant("kfra", 2), "not augmented, batches": Variant("kfra", 0),
            "not augmented, exact": Variant("ggn", 0)}  # fmt: skip
-    return Config(mnist.QUICK, 60, 60, (0.0, 0.1, 0.3), 0, 0.05, 6, few)
+    return Config(mnist.QUICK, 60, 60, (0.0, 0.1, 0.3), 0, 0.05, 6, few, 40, 10, 6)
 
 
 def units(config: Config) -> list[str]:
@@ -56,4 +59,4 @@ def units(config: Config) -> list[str]:
     for seed in config.setup.seeds:
         found += [f"{seed}/{attack}/{name}" for name in names for attack in attacks]
         found += [f"{seed}/{PLAIN}/{name}" for name in CHECKED]
-    return found
+    return found + [f"{seed}/check" for seed in config.setup.seeds]

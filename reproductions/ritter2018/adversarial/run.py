@@ -11,6 +11,7 @@ from torch import Tensor
 
 import whence
 from reproductions.ritter2018 import mnist
+from reproductions.ritter2018.adversarial.check import BINARISED, GREY, check
 from reproductions.ritter2018.adversarial.config import CHECKED, PLAIN, TARGETED, UNTARGETED, Config
 from reproductions.ritter2018.experiment import Context
 from reproductions.ritter2018.store import Results, Values
@@ -25,6 +26,19 @@ def run(config: Config, results: Results, context: Context) -> None:
                 results.unit(f"{seed}/{attack}/{label}", partial(attacked, config, subject, name, attack))
         for name in CHECKED:
             results.unit(f"{seed}/{PLAIN}/{name}", partial(plain_gradient, config, subject, name))
+    for seed in config.setup.seeds:
+        tuned = {kind: _tuned(results, seed, name) for kind, name in TUNED.items()}
+        subject = mnist.Subject(config.setup, seed, context)
+        results.unit(f"{seed}/check", partial(check, config, subject, tuned))
+
+
+TUNED = {GREY: f"{mnist.KRONECKER} (not augmented, exact)", BINARISED: mnist.KRONECKER}
+
+
+def _tuned(results: Results, seed: int, name: str) -> tuple[float, float]:
+    """Prior precision and data scale of a posterior that was attacked."""
+    found = results.content["units"][f"{seed}/{TARGETED}/{name}"]["value"]
+    return found["prior_precision"], found["data_scale"]
 
 
 def _method(config: Config, subject: mnist.Subject, name: str) -> mnist.Method:

@@ -68,12 +68,15 @@ def linear_layers(network: nn.Module) -> list[nn.Linear]:
 
 @torch.no_grad()
 def by_hand(subject: Subject, copies: int) -> Factors:
-    """E[a aᵀ] and E[∂²loss/∂h²] (Gauss–Newton, all classes) of each layer: eq. 7 with the recursion of eq. 15."""
+    """E[a aᵀ] and E[∂²loss/∂h²] (Gauss–Newton, all classes) of each layer: eq. 7 with the recursion of eq. 15.
+
+    Over binarised copies; 0: over the grey images.
+    """
     layers = linear_layers(subject.network)
     train = subject.train
     q = [torch.zeros(m.in_features + 1, m.in_features + 1, dtype=torch.float64, device=train.device) for m in layers]
     h = [torch.zeros(m.out_features, m.out_features, dtype=torch.float64, device=train.device) for m in layers]
-    for x, _ in train.augmented(copies, seed=subject.seed):
+    for x, _ in train.augmented(copies, seed=subject.seed) if copies else train:
         inputs, masks, a = [], [], x.flatten(1)
         for i, module in enumerate(layers):
             inputs.append(torch.cat([a, torch.ones_like(a[:, :1])], 1))
@@ -89,7 +92,7 @@ def by_hand(subject: Subject, copies: int) -> Factors:
             h[i] += (g.flatten(0, 1).mT @ g.flatten(0, 1)).double()
             if i:
                 g = (g @ layers[i].weight) * masks[i - 1].unsqueeze(1)
-    count = copies * train.size
+    count = max(copies, 1) * train.size
     return [(a / count, b / count) for a, b in zip(q, h, strict=True)]
 
 
@@ -124,19 +127,26 @@ def averages(
     generator = torch.Generator(layers[0].weight.device).manual_seed(1_000_000 + seed)
     found: dict[str, list[Any]] = {name: [0.0] * GROUPS for name in sets}
     each = count // GROUPS
-    single = [(q.float(), h.float()) for q, h in roots]
     for index in range(GROUPS * each):
-        weights = []
-        for module, (q, h) in zip(layers, single, strict=True):
-            z = torch.randn(len(h), len(q), generator=generator, device=q.device)
-            change = h @ z @ q.mT  # [O, D + 1]
-            weights.append((module.weight + change[:, :-1], module.bias + change[:, -1]))
+        weights = draw_weights(layers, roots, generator)
         for name, x in sets.items():
             found[name][index % GROUPS] += torch.softmax(forward(weights, x).double(), 1) / each
     return {name: torch.stack(groups) for name, groups in found.items()}
 
 
 @torch.no_grad()
+def draw_weights(
+    layers: list[nn.Linear], roots: list[tuple[Tensor, Tensor]], generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each layer: W* + B_H Z B_Qᵀ."""
+    weights = []
+    for module, (q, h) in zip(layers, roots, strict=True):
+        z = torch.randn(len(h), len(q), generator=generator, device=q.device)
+        change = h.float() @ z @ q.float().mT  # [O, D + 1]
+        weights.append((module.weight + change[:, :-1], module.bias + change[:, -1]))
+    return weights
+
+
 def forward(weights: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
     """Logits of an MLP with ReLU, [N, C]."""
     a = x.flatten(1)
