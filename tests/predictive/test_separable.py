@@ -52,6 +52,16 @@ def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(weigh_priors(a2, g, gammas, alphas, 1.0, DELTAS), whole, 1e-12)
 
 
+def test_tap_by_tap_is_the_same_as_by_products() -> None:
+    a2 = torch.rand(9, 5, dtype=torch.float64)
+    gammas, alphas = spectrum(300, 2, 3.0, 280, 1), spectrum(5, 2, 2.0, 4, 2)
+    lattice = Lattice(a2, gammas, alphas, 2.0, DELTAS)
+    for which in (slice(0, 9), slice(2, 5)):
+        table = lattice.table[which]
+        assert_close(lattice._by_taps(table), lattice._by_products(table), 1e-12)
+        assert_close(lattice._by_taps(table), lattice.weights(which), 1e-12)
+
+
 def test_the_lattice_covers_what_is_asked() -> None:
     lattice = Lattice(
         torch.rand(2, 3), torch.tensor([0.0, 1e-30, 5.0]), torch.tensor([0.0, 1.0, 4.0]), 1.0, [1e-12, 1e12]

@@ -301,10 +301,10 @@ def _beyond(best: float, values: list[float]) -> list[float]:
     return []
 
 
-def _one_layer(posterior: Laplace, piece: Piece, layer: str, moves: list[float]) -> tuple[Tensor, list[Tensor]]:
+def _one_layer(posterior: Laplace, piece: Piece, layer: str, moves: list[float]) -> tuple[Tensor, Tensor]:
     """V of all other layers, and of one layer for each move of its prior."""
     rest = piece.mean.new_zeros(*piece.mean.shape, piece.mean.shape[-1])
-    moved: list[Tensor] = []
+    moved = rest
     for (gaussian, blocks), projection in zip(posterior.gaussians(), piece.projections, strict=True):
         if blocks[0].name == layer:
             moved = projection.weigh_priors(

@@ -41,14 +41,15 @@ class Piece:
         """V under prior precisions times e^r, for each r, [N, C, C]."""
         rs = [_key(r) for r in rs]
         missing = [r for r in rs if r not in self.covariances]
-        found = dict(self.covariances)
         if not missing:
-            return [found[r] for r in rs]
+            return [self.covariances[r] for r in rs]
+        total: Tensor | None = None
         for (gaussian, _), projection in zip(posterior.gaussians(), self.projections, strict=True):
             moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in missing]
-            parts = projection.weigh_priors(moved)
-            for r, part in zip(missing, parts, strict=True):
-                found[r] = found[r] + part if r in found else part
+            part = projection.weigh_priors(moved)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        found = self.covariances | dict(zip(missing, total, strict=True))
         return [found[r] for r in rs]
 
     @property
@@ -56,7 +57,7 @@ class Piece:
         return sum(t.numel() * t.element_size() for p in self.projections for t in _tensors(p))
 
 
-ByLayer = list[tuple[Piece, list[list[Tensor]]]]  # for each piece, for each layer, for each move: [N, C, C]
+ByLayer = list[tuple[Piece, list[Tensor]]]  # for each piece, for each layer: [moves, N, C, C]
 
 
 class Validation:
@@ -138,11 +139,12 @@ class Validation:
             self._kept, self._room = kept, self._room - used
 
     def _keep_covariances(self, piece: Piece, rs: list[float], found: list[Tensor]) -> None:
-        for r, cov in zip(map(_key, rs), found, strict=True):
-            size = cov.numel() * cov.element_size()
-            if r not in piece.covariances and size <= self._room:
-                piece.covariances[r] = cov
-                self._room -= size
+        """All that a pass has found or none, since they lie in one tensor."""
+        new = {r: cov for r, cov in zip(map(_key, rs), found, strict=True) if r not in piece.covariances}
+        size = sum(cov.numel() * cov.element_size() for cov in new.values())
+        if size <= self._room:
+            piece.covariances |= new
+            self._room -= size
 
     def _projected(self, posterior: Laplace) -> Iterator[Piece]:
         for batch in self.batches(posterior.likelihood):

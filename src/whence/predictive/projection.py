@@ -39,9 +39,9 @@ class Projection(ABC):
         with torch.no_grad():
             return [self.weigh(w, rest) for w, rest in weights]
 
-    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> list[Tensor]:
-        """J Σ Jᵀ under Gaussians that differ in their prior precision only, [N, K, K] each."""
-        return self.weigh_many(weights_of(gaussian) for gaussian in gaussians)
+    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> Tensor:
+        """J Σ Jᵀ under R Gaussians that differ in their prior precision only, [R, N, K, K]."""
+        return torch.stack(self.weigh_many(weights_of(gaussian) for gaussian in gaussians))
 
     @abstractmethod
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,15 +67,15 @@ class Unshared(Projection):
         return ((self.g * self._weights(w)) @ self.g.mT).sum(0)
 
     @torch.no_grad()
-    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> list[Tensor]:
-        gaussian = gaussians[0] if gaussians else None
-        if gaussian is None or len(gaussians) < MANY or self.spectrum is None or not self._smooth(gaussian):
+    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> Tensor:
+        gaussian = gaussians[0]
+        if len(gaussians) < MANY or self.spectrum is None or not self._smooth(gaussian):
             return super().weigh_priors(gaussians)
         gammas, alphas = self.spectrum
         deltas = [other.delta for other in gaussians]
         pairs = zip(self.a2, self.g, gammas, alphas, strict=True)
         found = [weigh_priors(a2, g, gamma, alpha, gaussian.scale, deltas) for a2, g, gamma, alpha in pairs]
-        return list(torch.stack(found).sum(0))
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
     def _smooth(self, gaussian: BlockGaussian) -> bool:
         """Whether interpolation between priors is as exact as the numbers, and pays."""

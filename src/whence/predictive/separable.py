@@ -31,7 +31,7 @@ def weigh_priors(
     upper = torch.triu_indices(columns, columns, device=g.device)
     found = g.new_empty(len(deltas), size, upper.shape[1])
     lattice = Lattice(a2, gammas, alphas, scale, deltas)
-    each = (upper.shape[1] + len(deltas)) * outputs * g.element_size()
+    each = (upper.shape[1] + 2 * len(deltas)) * outputs * g.element_size()
     step = max(1, (AT_ONCE if g.device.type == "cpu" else CUDA_AT_ONCE) // each)
     for start in range(0, size, step):
         which = slice(start, start + step)
@@ -57,39 +57,49 @@ class Lattice:
         kernel = torch.sigmoid(points - alphas.log().unsqueeze(1))  # t / (α + t), [D, M]
         self.table = a2 @ kernel.to(a2.dtype)  # [N, M]
         self.shape = tuple(wanted.shape)
-        self.blocks = list(_blocks((wanted - first) / STEP, 1 / delta, a2.dtype))
+        place = (wanted - first) / STEP
+        self.base = place.floor().long() - TAPS // 2 + 1  # the first lattice point that takes part, [R, O]
+        self.taps = _lagrange(place - self.base) / delta.unsqueeze(-1)  # [R, O, TAPS]
+        self.blocks = list(self._blocks()) if a2.device.type == "cpu" else []
 
     def weights(self, which: slice) -> Tensor:
         """Σ_d ã_d² / (s γ_o α_d + δ) of some examples, [n, R, O]."""
         table = self.table[which]
+        return self._by_products(table) if self.blocks else self._by_taps(table)
+
+    def _by_products(self, table: Tensor) -> Tensor:
+        """Neighbouring priors and outputs by one small product: fast where the cache is."""
         found = table.new_empty(len(table), *self.shape)
         for rs, some, points, taps in self.blocks:
             found[:, rs, some] = (table[:, points] @ taps).unflatten(1, (len(range(self.shape[0])[rs]), -1))
         return found
 
+    def _by_taps(self, table: Tensor) -> Tensor:
+        """All at once, one tap after the other: few operations, which is what a GPU wants."""
+        found = table.new_zeros(len(table), *self.shape)
+        for k in range(TAPS):
+            found.addcmul_(table[:, self.base + k], self.taps[..., k].to(table.dtype))
+        return found
 
-def _blocks(place: Tensor, inverse: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-    """Some priors and outputs, the lattice points they lie between, and what interpolates there, [M', R' · O']."""
-    base = place.floor().long() - TAPS // 2 + 1
-    taps = _lagrange(place - base) * inverse.unsqueeze(-1)  # [R, O, TAPS]
-    steps = torch.arange(TAPS, device=place.device)
-    for r in range(0, len(place), PRIORS):
-        for o in range(0, place.shape[1], OUTPUTS):
-            rs, some = slice(r, r + PRIORS), slice(o, o + OUTPUTS)
-            low, high = torch.stack(torch.aminmax(base[rs, some])).tolist()
-            index = (base[rs, some] - low).unsqueeze(-1) + steps
-            spread = taps.new_zeros(len(index), high - low + TAPS, index.shape[1])
-            spread.scatter_(1, index.movedim(2, 1), taps[rs, some].movedim(2, 1))
-            yield rs, some, slice(low, high + TAPS), spread.movedim(1, 0).flatten(1).to(dtype)
+    def _blocks(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Some priors and outputs, the lattice points they lie between, and what interpolates there, [M', R' · O']."""
+        steps = torch.arange(TAPS, device=self.base.device)
+        for r in range(0, self.shape[0], PRIORS):
+            for o in range(0, self.shape[1], OUTPUTS):
+                rs, some = slice(r, r + PRIORS), slice(o, o + OUTPUTS)
+                low, high = torch.stack(torch.aminmax(self.base[rs, some])).tolist()
+                index = (self.base[rs, some] - low).unsqueeze(-1) + steps
+                spread = self.taps.new_zeros(len(index), high - low + TAPS, index.shape[1])
+                spread.scatter_(1, index.movedim(2, 1), self.taps[rs, some].movedim(2, 1))
+                yield rs, some, slice(low, high + TAPS), spread.movedim(1, 0).flatten(1).to(self.table.dtype)
 
 
 def _lagrange(x: Tensor) -> Tensor:
     """Weights of the values at 0, 1, …, TAPS − 1 in the polynomial's value at x: [..., TAPS]."""
-    found = []
-    for k in range(TAPS):
-        weight = torch.ones_like(x)
-        for j in range(TAPS):
-            if j != k:
-                weight = weight * (x - j) / (k - j)
-        found.append(weight)
-    return torch.stack(found, dim=-1)
+    steps = torch.arange(TAPS, device=x.device, dtype=x.dtype)
+    away = x.unsqueeze(-1) - steps
+    one = torch.ones_like(away[..., :1])
+    before = torch.cat([one, away[..., :-1].cumprod(-1)], -1)  # Π_{j < k} (x − j)
+    after = torch.cat([one, away[..., 1:].flip(-1).cumprod(-1)], -1).flip(-1)  # Π_{j > k} (x − j)
+    scale = [math.prod(k - j for j in range(TAPS) if j != k) for k in range(TAPS)]
+    return before * after / x.new_tensor(scale)
