@@ -31,7 +31,9 @@ def fit(task: Task, structure: str, curvature: str, layers: Any = None, share: l
     return Job(lambda: fitted(model, data, structure, curvature, layers), result)
 
 
-def fitted(model: Any, data: Any, structure: Any = "kron", curvature: Any = "ggn", layers: Any = None) -> Any:
+def fitted(
+    model: Any, data: Any, structure: Any = "kron", curvature: Any = "ggn", layers: Any = None, **options: Any
+) -> Any:
     return whence.laplace(
         model,
         data,
@@ -40,6 +42,7 @@ def fitted(model: Any, data: Any, structure: Any = "kron", curvature: Any = "ggn
         curvature=curvature,
         layers=layers,
         progress=False,
+        **options,
     )
 
 
