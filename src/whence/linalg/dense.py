@@ -134,8 +134,8 @@ def _within(members: list[int], matrices: Sequence[Tensor]) -> list[list[int]]:
 def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
     """Of one batch [B, n, n], whose members belong, ``counts`` at a time, to the names."""
     owner = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
-    _require(torch.isfinite(matrix).flatten(1).all(1), owner, NOT_FINITE)
-    work = (matrix + matrix.mT) / 2
+    _require(_finite(matrix), owner, NOT_FINITE)
+    work = torch.add(matrix, matrix.mT).mul_(0.5)
     size, cuda = matrix.shape[-1], matrix.is_cuda
     work = work.cpu() if cuda and size <= ON_CPU else work
     double = matrix.dtype == torch.float64 or size <= (CUDA_DOUBLE if work.is_cuda else CPU_DOUBLE)
@@ -153,6 +153,11 @@ def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
     noise = torch.finfo(matrix.dtype).eps * size * top
     values = torch.where(values > noise * 1e-2, values, values.clamp(min=0))
     return values.to(matrix), vectors.to(matrix).contiguous()
+
+
+def _finite(matrix: Tensor) -> Tensor:
+    """Whether all entries are, for each of a batch, [B]: by the extremes, which carry NaN."""
+    return torch.isfinite(matrix.amin((1, 2))) & torch.isfinite(matrix.amax((1, 2)))
 
 
 def _require(fine: Tensor, owner: list[str], what: str) -> None:
@@ -175,7 +180,7 @@ def _single(matrix: Tensor) -> Eigen | None:
             raise
         return None
     off = (values.sum(-1) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)).abs()
-    fine = torch.isfinite(vectors).all() & (off <= 1e-3 * values.abs().sum(-1)).all()
+    fine = _finite(vectors).all() & (off <= 1e-3 * values.abs().sum(-1)).all()
     return (values, vectors) if bool(fine) else None
 
 
