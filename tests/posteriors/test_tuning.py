@@ -12,6 +12,7 @@ import whence
 from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 from whence.likelihoods import Gaussian
+from whence.posteriors import validation as module
 from whence.posteriors.evidence import log_evidence
 from whence.predictive.linearised import moments
 
@@ -236,15 +237,9 @@ def test_options_that_the_evidence_cannot_use_are_refused() -> None:
             posterior.tune(**option)
 
 
-@pytest.mark.parametrize("data_scale", [False, True, "auto"])
-def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without room for projections the same values are tried with the same scores, in four passes at most."""
-    from whence.posteriors import validation as module
-
-    net, train, validation = trained()
-    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
-    kept = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
-    passes = []
+def without_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Projections are too large to be kept from here on; the list has an entry for each pass that makes them."""
+    passes: list[int] = []
     plain = module.Validation._projected
 
     def counted(self, posterior):
@@ -253,6 +248,16 @@ def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, mo
 
     monkeypatch.setattr(module.Validation, "_projected", counted)
     monkeypatch.setattr(module.Piece, "bytes", 10**12)
+    return passes
+
+
+@pytest.mark.parametrize("data_scale", [False, True, "auto"])
+def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for projections the same values are tried with the same scores, in four passes at most."""
+    net, train, validation = trained()
+    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
+    kept = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
+    passes = without_room(monkeypatch)
     found = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
     few = len(passes)
     assert 2 <= few <= 4
@@ -271,19 +276,9 @@ def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, mo
 
 def test_layers_are_tuned_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Covariances of single layers are found once for each step; without room for them the result is the same."""
-    from whence.posteriors import validation as module
-
     net, train, validation = trained()
     posterior = whence.laplace(net, train, likelihood="classification", progress=False)
-    passes = []
-    plain = module.Validation._projected
-
-    def counted(self, posterior):
-        passes.append(1)
-        return plain(self, posterior)
-
-    monkeypatch.setattr(module.Validation, "_projected", counted)
-    monkeypatch.setattr(module.Piece, "bytes", 10**12)
+    passes = without_room(monkeypatch)
     posterior.tune(validation, progress=False)
     alone = len(passes)
     passes.clear()
