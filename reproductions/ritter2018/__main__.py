@@ -7,6 +7,7 @@ further unit of work after that time. Data sets are found as docs/data.md says (
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -34,6 +35,10 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help=f"folder for results.json and figures (its own; quick: {QUICK}/NAME)")
     parser.add_argument("--cache", type=Path, help="folder for weights and posteriors (beside the results)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument("--units", default="*", metavar="PATTERN", help="only units of such names, e.g. '*/0*'")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, metavar="FOLDER", help="take over units that are there, and end"
+    )
     parser.add_argument("--figures", action="store_true", help="only draw the figures and fill the README again")
     parser.add_argument("--no-progress", action="store_true")
     return parser.parse_args(arguments)
@@ -44,6 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
     end = time.monotonic() + chosen.limit_seconds
     names = NAMES if chosen.name == "all" else [chosen.name]
     return max(one(name, chosen, end - time.monotonic()) for name in names)
+
+
+def merge(results: Results, folder: Path, order: list[str]) -> None:
+    """Units of another folder, and the tables beside them."""
+    count = results.merge(folder / "results.json", order)
+    for table in folder.glob("*.csv"):
+        shutil.copy(table, results.path.parent)
+    print(f"{count} units from {folder}")
 
 
 def one(name: str, chosen: argparse.Namespace, limit: float) -> int:
@@ -67,9 +80,12 @@ def one(name: str, chosen: argparse.Namespace, limit: float) -> int:
                 chosen.device,
                 quick=chosen.quick,
                 limit=limit,
+                only=chosen.units,
                 on_unit=done,
             )
-            if not chosen.figures:
+            for other in chosen.merge or ():
+                merge(results, other, units)
+            if not chosen.figures and not chosen.merge:
                 found.run(config, results, Context(chosen.device, cache, not chosen.no_progress))
         except OtherConfig as error:
             print(error, file=sys.stderr)
@@ -77,6 +93,9 @@ def one(name: str, chosen: argparse.Namespace, limit: float) -> int:
         except OutOfTime as stopped:
             print(f"{name}: the time is over before {stopped}; run it again to go on.", file=sys.stderr)
             return 3
+    if (chosen.units != "*" or chosen.merge) and len(results.content["units"]) < len(units):
+        print(f"{len(results.content['units'])} of {len(units)} units are in {folder / 'results.json'}")
+        return 0
     made = found.figures(values(results.content), folder)
     if folder == HOME / name:
         readme.write(name)

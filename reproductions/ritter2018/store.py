@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,41 @@ class Results:
 
     def __init__(
         self, path: Path, experiment: str, config: Values, device: str, *, quick: bool = False,
-        limit: float = math.inf, on_unit: Callable[[str], None] | None = None,
+        limit: float = math.inf, only: str = "*", on_unit: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        self.path, self.device = path, device
+        self.path, self.device, self.only = path, device, only
         self._until = time.monotonic() + limit
         self._on_unit = on_unit
         head = {"experiment": experiment, "quick": quick, "config": json.loads(json.dumps(config))}
         self.content: Values = read(path) if path.exists() else head | {"units": {}}
+        self._check(path, self.content, head)
+
+    def merge(self, path: Path, order: list[str]) -> int:
+        """Take what another file of the same configuration has beyond this one; how many units that is."""
+        other = read(path)
+        self._check(path, other, {name: value for name, value in self.content.items() if name != "units"})
+        units = self.content["units"]
+        new = {name: unit for name, unit in other["units"].items() if name not in units}
+        place = {name: i for i, name in enumerate(order)}
+        both = (units | new).items()
+        self.content["units"] = dict(sorted(both, key=lambda item: place.get(item[0], len(place))))
+        self._write()
+        return len(new)
+
+    @staticmethod
+    def _check(path: Path, content: Values, head: Values) -> None:
         for name, mine in head.items():
-            if self.content[name] != mine:
+            if content[name] != mine:
                 raise OtherConfig(
-                    f"{path} was made with another {name}:\n{_difference(self.content[name], mine)}\n"
+                    f"{path} was made with another {name}:\n{_difference(content[name], mine)}\n"
                     "Remove it, or write elsewhere with --out."
                 )
 
     def unit(self, name: str, work: Callable[[], Values]) -> Values:
-        """The value of a unit: read if it is there, else computed and written."""
+        """The value of a unit: read if it is there, else computed and written; empty if it is none of ``only``."""
         units = self.content["units"]
+        if name not in units and not fnmatchcase(name, self.only):
+            return {}
         if name not in units:
             if time.monotonic() > self._until:
                 raise OutOfTime(name)

@@ -58,6 +58,34 @@ def test_nothing_is_started_after_the_time(tmp_path: Path) -> None:
         late.unit("b", dict)
 
 
+def test_work_is_shared_by_name_and_put_together(tmp_path: Path) -> None:
+    order = [f"{kind}/{seed}" for kind in ("train", "measure") for seed in (0, 1)]
+    for seed in (0, 1):
+        mine = made(tmp_path / str(seed), only=f"*/{seed}")  # type: ignore[arg-type]
+        for name in order:
+            mine.unit(name, lambda seed=seed: {"by": seed})  # type: ignore[misc]
+        assert list(mine.content["units"]) == [f"train/{seed}", f"measure/{seed}"]
+    whole = made(tmp_path)
+    assert [whole.merge(tmp_path / str(seed) / "results.json", order) for seed in (1, 0, 0)] == [2, 2, 0]
+    found = values(read(tmp_path / "results.json"))
+    assert list(found) == order and [v["by"] for v in found.values()] == [0, 1, 0, 1]
+    made(tmp_path / "other", {"seeds": 3}).unit("train/2", lambda: {"by": 2})
+    with pytest.raises(OtherConfig, match="another config"):
+        whole.merge(tmp_path / "other" / "results.json", order)
+
+
+def test_the_command_shares_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = ["ood", "--quick", "--device", "cpu", "--no-progress"]
+    count = len(experiment("ood").units(experiment("ood").config(True)))
+    assert main([*some, "--units", "reading/*", "--out", str(tmp_path / "a")]) == 0
+    (tmp_path / "a" / "table.csv").write_text("x\n")
+    assert main([*some, "--merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"3 of {count} units are in") == 2 and "3 units from" in said
+    assert all(name.startswith("reading/") for name in values(read(tmp_path / "b" / "results.json")))
+    assert (tmp_path / "b" / "table.csv").exists()
+
+
 def test_results_are_finite_and_short() -> None:
     assert rounded({"a": [1 / 3, 2]}) == {"a": [0.333333, 2]}
     with pytest.raises(ValueError, match="not finite"):

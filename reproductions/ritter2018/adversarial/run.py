@@ -27,12 +27,15 @@ def run(config: Config, results: Results, context: Context) -> None:
         for name in CHECKED:
             results.unit(f"{seed}/{PLAIN}/{name}", partial(plain_gradient, config, subject, name))
     for seed in config.setup.seeds:
-        tuned = {kind: _tuned(results, seed, name) for kind, name in TUNED.items()}
         subject = mnist.Subject(config.setup, seed, context)
-        results.unit(f"{seed}/check", partial(check, config, subject, tuned))
+        results.unit(f"{seed}/check", partial(_check, config, subject, results))
 
 
 TUNED = {GREY: f"{mnist.KRONECKER} (not augmented, exact)", BINARISED: mnist.KRONECKER}
+
+
+def _check(config: Config, subject: mnist.Subject, results: Results) -> Values:
+    return check(config, subject, {kind: _tuned(results, subject.seed, name) for kind, name in TUNED.items()})
 
 
 def _tuned(results: Results, seed: int, name: str) -> tuple[float, float]:
