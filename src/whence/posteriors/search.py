@@ -234,16 +234,16 @@ class Search:
         for step in (DECADE, DECADE / 3):
             moves = [-2 * step, -step, 0.0, step, 2 * step]
             known = None if self.method == "sampled" else self.validation.by_layer(posterior, moves)
-            taken = [0.0] * len(posterior.blocks)
+            taken = [moves.index(0.0)] * len(posterior.blocks)
             for i, block in enumerate(posterior.blocks):
                 if known is None:
                     scores = self._layer_scores(posterior, block.name, moves)
                 else:
-                    scores = self._known_scores(posterior, known, [moves.index(m) for m in taken], i, moves)
+                    scores = self._known_scores(posterior, known, taken, i, moves)
                 move = min(scores, key=lambda k: scores[k])
                 self.trials += [Trial(math.exp(k), posterior.data_scale, v, block.name) for k, v in scores.items()]
                 if scores[move] < best - 1e-9:
-                    best, taken[i] = scores[move], move
+                    best, taken[i] = scores[move], moves.index(move)
                     factors = {p.name: math.exp(move) for p in block.params}
                     posterior = replace(posterior, prior=posterior.prior.scaled_by(factors))
         return posterior, best
