@@ -37,7 +37,10 @@ def _drawn(units: Values, path: Path, attack: str, colours: dict[str, str]) -> P
     figure, axes = subplots(1, len(columns))
     for ax, column in zip(axes, columns, strict=True):
         for name, colour in colours.items():
-            _line(ax, steps(units, attack), curve(units, attack, name, column), _label(name), colour)
+            over = (
+                name == KRONECKER and DETERMINISTIC not in colours
+            )  # it lies on one of its variants
+            _line(ax, steps(units, attack), curve(units, attack, name, column), _label(name), colour, over)
         if attack == "untargeted" and DETERMINISTIC in colours:
             for name in plain_methods(units):
                 mean = [sum(c) / len(c) for c in zip(*curve(units, PLAIN, name, column), strict=True)]
@@ -55,8 +58,9 @@ def _label(name: str) -> str:
     return name
 
 
-def _line(ax: Any, x: Sequence[float], each: Sequence[Sequence[float]], label: str, colour: str) -> None:
-    """Mean over seeds, and their range as a band."""
+def _line(ax: Any, x: Sequence[float], each: Sequence[Sequence[float]], label: str, colour: str, over: bool) -> None:
+    """Mean over seeds, and their range as a band; dashed above the others if it lies ``over`` one of them."""
     columns = list(zip(*each, strict=True))
-    ax.plot(x, [sum(c) / len(c) for c in columns], color=colour, label=label, linewidth=1.6)
+    shown = {"linestyle": (0, (4, 4)), "zorder": 3} if over else {}
+    ax.plot(x, [sum(c) / len(c) for c in columns], color=colour, label=label, linewidth=1.6, **shown)
     ax.fill_between(x, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.15, linewidth=0)
