@@ -37,9 +37,7 @@ def _drawn(units: Values, path: Path, attack: str, colours: dict[str, str]) -> P
     figure, axes = subplots(1, len(columns))
     for ax, column in zip(axes, columns, strict=True):
         for name, colour in colours.items():
-            over = (
-                name == KRONECKER and DETERMINISTIC not in colours
-            )  # it lies on one of its variants
+            over = name == KRONECKER and DETERMINISTIC not in colours  # it lies on one of its variants
             _line(ax, steps(units, attack), curve(units, attack, name, column), _label(name), colour, over)
         if attack == "untargeted" and DETERMINISTIC in colours:
             for name in plain_methods(units):
