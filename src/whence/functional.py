@@ -31,7 +31,7 @@ class Network:
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
         self.forward_mode = True  # until an operation is met whose forward derivative is missing, or another one
-        self.hash = ""  # of the weights and buffers, when the snapshot was taken
+        self._hash: str | None = ""
         self.autocast: torch.dtype | None = None  # in which the forward pass computes where autocast allows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,11 +57,26 @@ class Network:
         devices = {p.device for p in network.params.values()}
         if len(devices) > 1:
             raise BadData(f"the parameters lie on several devices ({sorted(map(str, devices))}); put them on one.")
-        for name, p in network.params.items():
-            if not bool(torch.isfinite(p).all()):
+        finite = torch.stack([torch.isfinite(p).all() for p in network.params.values()]).tolist()
+        for name, fine in zip(network.params, finite, strict=True):
+            if not fine:
                 raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
-        network.hash = weights_hash(network.module)
+        network._hash = None
         return network
+
+    @property
+    def hash(self) -> str:
+        """Of the weights and buffers when the snapshot was taken, computed when asked for; empty if there was none."""
+        if self._hash is None:
+            self._hash = weights_hash(self.module)
+        return self._hash
+
+    def overwrite(self, values: Mapping[str, Tensor]) -> None:
+        """Give parameters other values; the hash stays."""
+        self._hash = self.hash
+        with torch.no_grad():
+            for name, value in values.items():
+                self.params[name].copy_(value)
 
     @property
     def returns_object(self) -> bool:
@@ -119,7 +134,7 @@ class Network:
         """A copy on another device or in another floating-point type."""
         moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
         moved.select([n for n, p in self.params.items() if p.requires_grad])
-        moved.hash, moved.autocast = self.hash, self.autocast
+        moved._hash, moved.autocast = self.hash, self.autocast
         return moved
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

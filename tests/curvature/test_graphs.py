@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
+from whence import replay
 from whence.checks import Watch
 from whence.curvature import graphs, sweep
 from whence.curvature.graphs import Graphs
@@ -25,7 +26,7 @@ class Stand:
         self.replays = self.captures = 0
         self.spoil = spoil
         monkeypatch.setattr(graphs, "wanted", lambda s: s.options.cuda_graphs)
-        monkeypatch.setattr(graphs, "BUSY", 1e9)
+        monkeypatch.setattr(replay, "BUSY", 1e9)
         monkeypatch.setattr(graphs, "Graphs", self.make)
 
     def make(self, owner: Any, total: int | None) -> Graphs:
@@ -34,20 +35,20 @@ class Stand:
 
     def capture(self, made: Graphs, function: Step) -> Step:
         self.captures += 1
-        sums = graphs._copies(made._sums())
+        sums = replay.copies(made._sums())
         function()
-        graphs._restore(made._sums(), sums)
+        replay.restore(made._sums(), sums)
 
-        def replay() -> None:
+        def again() -> None:
             self.replays += 1
-            host, size = graphs._copies(made._host()), made.sweep.recorder.size
+            host, size = replay.copies(made._host()), made.sweep.recorder.size
             function()
-            graphs._restore(made._host(), host)
+            replay.restore(made._host(), host)
             made.sweep.recorder.size = size
             if self.spoil is not None:
                 self.spoil(made)
 
-        return replay
+        return again
 
 
 def network() -> nn.Module:
@@ -123,7 +124,7 @@ def test_few_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_keeps_the_device_busy_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch)
-    monkeypatch.setattr(graphs, "BUSY", 0.0)
+    monkeypatch.setattr(replay, "BUSY", 0.0)
     fit(batches())
     assert not stand.captures
 
@@ -147,14 +148,14 @@ def test_what_cannot_be_captured_goes_the_plain_way(monkeypatch: pytest.MonkeyPa
 
     def refuse(_made: Graphs, function: Step) -> Step:
         function()  # the host has counted when the device refuses
-        graphs._restore(_made._sums(), kept[0])
+        replay.restore(_made._sums(), kept[0])
         raise RuntimeError("operation not permitted when stream is capturing")
 
     kept: list[list[Tensor]] = []
     attempt = Graphs._attempt
 
     def watched(self: Graphs, piece: Any) -> Any:
-        kept[:] = [graphs._copies(self._sums())]
+        kept[:] = [replay.copies(self._sums())]
         return attempt(self, piece)
 
     monkeypatch.setattr(Graphs, "_attempt", watched)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
 from whence.batches import Data
+from whence.linalg.spectral import DiagonalSpectral
+from whence.posteriors.block import BlockGaussian
 from whence.posteriors.search import Search
 from whence.posteriors.validation import projected
-from whence.predictive.projection import Unshared
-from whence.predictive.separable import AT_ONCE, Lattice, weigh_priors
+from whence.predictive.projection import Rows, Unshared
+from whence.predictive.separable import AT_ONCE, Lattice, Pairs, Priors, weigh_linear
 
 DELTAS = [10.0**e for e in (-9, -3, 0, 0.37, 2, 5, 9, 1.1, -1.7)]
 
@@ -27,6 +30,10 @@ def spectrum(size: int, power: int, top: float, rank: int, seed: int) -> torch.T
     return values.sort().values
 
 
+def weigh_priors(a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float) -> Tensor:
+    return weigh_linear(a2, g, Lattice(gammas, alphas, scale, DELTAS), Pairs(g.device))
+
+
 @pytest.mark.parametrize("rank", [30, 11, 1, 0])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_interpolation_is_exact_to_rounding(rank: int, scale: float) -> None:
@@ -34,7 +41,7 @@ def test_interpolation_is_exact_to_rounding(rank: int, scale: float) -> None:
     a2 = torch.rand(7, 30, dtype=torch.float64, generator=generator)
     g = torch.randn(7, 4, 300, dtype=torch.float64, generator=generator)
     alphas, gammas = spectrum(30, 8, 50.0, rank, 1), spectrum(300, 12, 1e4, 250, 2)
-    found = weigh_priors(a2, g, gammas, alphas, scale, DELTAS)
+    found = weigh_priors(a2, g, gammas, alphas, scale)
     for delta, ours in zip(DELTAS, found, strict=True):
         weights = a2 @ (1 / (scale * gammas.unsqueeze(1) * alphas + delta)).mT
         assert_close(ours, (g * weights.unsqueeze(1)) @ g.mT, 1e-7)
@@ -45,28 +52,26 @@ def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
     a2, g = torch.rand(9, 5, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
     gammas, alphas = spectrum(6, 2, 3.0, 6, 1), spectrum(5, 2, 2.0, 5, 2)
-    whole = weigh_priors(a2, g, gammas, alphas, 1.0, DELTAS)
+    whole = weigh_priors(a2, g, gammas, alphas, 1.0)
     monkeypatch.setattr(separable, "AT_ONCE", AT_ONCE // 10**5)
     monkeypatch.setattr(separable, "PRIORS", 2)
     monkeypatch.setattr(separable, "OUTPUTS", 4)
-    assert_close(weigh_priors(a2, g, gammas, alphas, 1.0, DELTAS), whole, 1e-12)
+    assert_close(weigh_priors(a2, g, gammas, alphas, 1.0), whole, 1e-12)
 
 
 def test_tap_by_tap_is_the_same_as_by_products() -> None:
     a2 = torch.rand(9, 5, dtype=torch.float64)
     gammas, alphas = spectrum(300, 2, 3.0, 280, 1), spectrum(5, 2, 2.0, 4, 2)
-    lattice = Lattice(a2, gammas, alphas, 2.0, DELTAS)
+    lattice = Lattice(gammas, alphas, 2.0, DELTAS)
     for which in (slice(0, 9), slice(2, 5)):
-        table = lattice.table[which]
+        table = lattice.table(a2)[which]
         assert_close(lattice._by_taps(table), lattice._by_products(table), 1e-12)
-        assert_close(lattice._by_taps(table), lattice.weights(which), 1e-12)
+        assert_close(lattice._by_taps(table), lattice.weights(table), 1e-12)
 
 
 def test_the_lattice_covers_what_is_asked() -> None:
-    lattice = Lattice(
-        torch.rand(2, 3), torch.tensor([0.0, 1e-30, 5.0]), torch.tensor([0.0, 1.0, 4.0]), 1.0, [1e-12, 1e12]
-    )
-    assert all(0 <= points.start < points.stop <= lattice.table.shape[1] for _, _, points, _ in lattice.blocks)
+    lattice = Lattice(torch.tensor([0.0, 1e-30, 5.0]), torch.tensor([0.0, 1.0, 4.0]), 1.0, [1e-12, 1e12])
+    assert all(0 <= points.start < points.stop <= lattice.kernel.shape[1] for _, _, points, _ in lattice.blocks)
 
 
 @pytest.mark.parametrize("prior", [1.0, whence.Prior(weight=2.0, bias=0.3)], ids=["one", "two"])
@@ -79,11 +84,48 @@ def test_a_float32_posterior_takes_it(prior: float | whence.Prior) -> None:
     for (gaussian, _), projection in zip(posterior.gaussians(), found, strict=True):
         assert isinstance(projection, Unshared)
         assert projection.spectrum is not None
-        moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in (-9, -4, -1, 0, 0.5, 3, 8)]
+        moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
         exact = projection.weigh_many((1 / m.precision, 1 / m.rest) for m in moved)
-        for ours, wanted in zip(projection.weigh_priors(moved), exact, strict=True):
+        found = projection.weigh_priors(Priors(moved))
+        for ours, wanted in zip(found, exact, strict=True):
             assert_close(ours, wanted, 2e-6)
-        assert not torch.equal(projection.weigh_priors(moved)[3], exact[3])  # it was interpolated
+        assert not torch.equal(found[3], exact[3])  # it was interpolated
+
+
+def at(gaussian: BlockGaussian, rs: Sequence[float]) -> list[BlockGaussian]:
+    return [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in rs]
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
+@pytest.mark.parametrize("together", [2**40, 2000])
+def test_rows_under_many_priors_are_those_under_each(
+    structure: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.predictive import separable
+
+    monkeypatch.setattr(separable, "AT_ONCE", together)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4)).double()
+    x, y = torch.randn(20, 2, 5, 5, dtype=torch.float64), torch.randint(4, (20,))
+    posterior = whence.laplace(model, (x, y), likelihood="classification", structure=structure)
+    _, found = projected(posterior, x[:6])
+    seen = 0
+    for (gaussian, _), projection in zip(posterior.gaussians(), found, strict=True):
+        if isinstance(projection, Rows):
+            seen += 1
+            moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
+            exact = torch.stack(projection.weigh_many((1 / m.precision, 1 / m.rest) for m in moved))
+            assert_close(projection.weigh_priors(Priors(moved)), exact, 1e-10)
+    assert seen
+
+
+def test_a_prior_that_is_too_small_for_the_curvature_gives_nan_and_no_other_does() -> None:
+    torch.manual_seed(0)
+    rows = Rows(torch.randn(5, 3, 4))
+    gaussian = BlockGaussian("a", DiagonalSpectral(torch.tensor([-1.0, 0.0, 2.0, 3.0])), 1.5, None, 1.0)
+    found = rows.weigh_priors(Priors([replace(gaussian, delta=d) for d in (0.1, 0.5, 1.5, 2.0, 3.0, 4.0)]))
+    assert found[:2].isnan().all()
+    assert found[2:].isfinite().all()
 
 
 def test_scores_in_single_and_double_precision_agree() -> None:

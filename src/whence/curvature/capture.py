@@ -167,9 +167,7 @@ def gradients(
     options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
     if network.batched_backward and len(columns) > 1:
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")
-                return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
+            return _together(outputs, edges, columns, options)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -187,6 +185,21 @@ def gradients(
         # Columns next to each other for each example: per-example products over them need no copy.
         stacked.append(torch.stack(given, dim=1).transpose(0, 1) if found.dim() else torch.stack(given))
     return stacked
+
+
+def _together(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
+    """All columns in one backward pass. ``is_grads_batched`` would go through convolutions and pools one by one."""
+    used: list[bool] = []
+
+    def back(column: Tensor) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(outputs, edges, column, **options)  # type: ignore[arg-type]
+        used[:] = [g is not None for g in found]
+        return tuple(g for g in found if g is not None)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        found = iter(torch.func.vmap(back)(columns))
+    return [next(found) if there else None for there in used]
 
 
 def forward(network: Network, inputs: Inputs, fused: bool = False) -> Pass:

@@ -345,7 +345,7 @@ class Plan:
         self.together: int | None = None  # inputs that are known to fit into memory, once that ran out
         self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
         if network.device.type == "cpu" and any("Conv" in key[0] for key in inspection.layouts):
-            network.batched_backward = False  # convolutions would be looped over all the same, and stacked
+            network.batched_backward = False  # no faster there, and columns would lie far from each other
         self.example_blocks = [b for b in blocks if b.source == "example"]
         self.per_example = PerExample(network, [p.name for b in self.example_blocks for p in b.params])
 

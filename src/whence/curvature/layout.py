@@ -193,19 +193,26 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
             parts = rebuilt(use, g[0])
         for ref, grad in parts.values():
             target = sums[ref.name]
-            rows = target[ref.start : ref.stop] if target.dim() else target
-            rows += grad.reshape(rows.shape)
-    norms = [0.0 if t is None else float(t.norm()) for t in true]
+            part = target[ref.start : ref.stop] if target.dim() else target
+            part += grad.reshape(part.shape)
+    found.unused.update(name for name, t in zip(selected, true, strict=True) if t is None)
+    rows = [_compared(None if t is None else t[0], sums[name]) for name, t in zip(selected, true, strict=True)]
+    numbers = torch.stack(rows).tolist() if rows else []  # one answer for all of them
+    largest = max((norm for norm, _, _ in numbers), default=0.0)
     tolerance = TOLERANCE.get(network.dtype, 5e-2) if network.autocast is None else 5e-2
-    for name, t, norm in zip(selected, true, norms, strict=True):
-        error = float((sums[name] - (0 if t is None else t[0])).norm())
-        if t is None:
-            found.unused.add(name)
-        if error > tolerance * (norm + 1e-3 * max(norms, default=0.0)) and name not in found.unexplained:
-            known = bool(float(sums[name].norm()))
+    for name, (norm, error, rebuilt_norm) in zip(selected, numbers, strict=True):
+        if error > tolerance * (norm + 1e-3 * largest) and name not in found.unexplained:
             found.unexplained[name] = (
-                "its gradient is not the sum over the recognised calls" if known else "no layer rule knows its use"
+                "its gradient is not the sum over the recognised calls"
+                if rebuilt_norm
+                else "no layer rule knows its use"
             )
+
+
+def _compared(true: Tensor | None, summed: Tensor) -> Tensor:
+    """Norms of the true gradient, of its difference from the rebuilt one, and of that: [3]."""
+    true = torch.zeros_like(summed) if true is None else true
+    return torch.stack([true.norm(), (summed - true).norm(), summed.norm()]).double()
 
 
 def probe_like(outputs: Tensor) -> Tensor:

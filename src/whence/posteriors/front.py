@@ -91,8 +91,9 @@ def laplace(
         data_size: examples that the curvature counts, if not those that are read.
         max_factor: rows of a Kronecker factor beyond which its diagonal is kept (a vocabulary head's, for one);
             ``posterior.structures`` says where.
-        cuda_graphs: whether a batch may be replayed as a CUDA graph, where launching kernels is what a fit costs. A
-            graph is checked once against the plain way; say no for a network that changes from call to call.
+        cuda_graphs: whether a batch, or a piece of a prediction, may be replayed as a CUDA graph where launching
+            kernels is what it costs. A graph is checked once against the plain way; say no for a network that changes
+            from call to call.
         offload: whether curvature and decompositions are kept in main memory and come to the device layer by layer.
         autocast: the type in which forward and backward passes compute where torch's autocast allows, such as
             ``torch.bfloat16``; ``None`` is what the calling context has on. Sums are in float32 all the same.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from whence.batches import Data
 from whence.errors import BadOption
-from whence.posteriors.validation import ByLayer, Piece, Validation, one
+from whence.posteriors.validation import ByLayer, Piece, Validation, moved_by, one
 from whence.predictive.score import gaussian_losses, mixture_loss
 from whence.randomness import seed_from
 
@@ -307,9 +307,7 @@ def _one_layer(posterior: Laplace, piece: Piece, layer: str, moves: list[float])
     moved = rest
     for (gaussian, blocks), projection in zip(posterior.gaussians(), piece.projections, strict=True):
         if blocks[0].name == layer:
-            moved = projection.weigh_priors(
-                [replace(gaussian, delta=gaussian.delta * math.exp(move)) for move in moves]
-            )
+            moved = projection.weigh_priors(moved_by(gaussian, moves))
         else:
             rest = rest + projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
     return rest, moved

@@ -6,7 +6,7 @@ Index legend: N examples, C outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,36 @@ from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
 from whence.predictive.projection import Projection, Unshared, project
+from whence.predictive.separable import Priors
 
 if TYPE_CHECKING:
+    from whence.posteriors.block import BlockGaussian
     from whence.posteriors.laplace import Laplace
 
 KEEP = 512 * 2**20  # bytes of projections and covariances that are kept
 CUDA_KEEP = 8 * 2**30
+
+
+class Moved:
+    """The Gaussian of each block with its prior precision times e^r, for several r; the last that were asked for."""
+
+    def __init__(self, posterior: Laplace) -> None:
+        self.posterior = posterior
+        self._last: tuple[list[float], list[Priors]] = ([], [])
+
+    def by(self, rs: list[float]) -> Iterable[Priors]:
+        if self.posterior.curvature.options.offload:  # one block at a time on the device
+            return self._made(rs)
+        if self._last[0] != rs:
+            self._last = (rs, list(self._made(rs)))
+        return self._last[1]
+
+    def _made(self, rs: list[float]) -> Iterator[Priors]:
+        return (moved_by(gaussian, rs) for gaussian, _ in self.posterior.gaussians())
+
+
+def moved_by(gaussian: BlockGaussian, rs: list[float]) -> Priors:
+    return Priors([replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in rs])
 
 
 @dataclass
@@ -37,16 +61,15 @@ class Piece:
     index: int  # of their batch
     covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r (rounded)
 
-    def covariance(self, posterior: Laplace, rs: list[float]) -> list[Tensor]:
+    def covariance(self, moved: Moved, rs: list[float]) -> list[Tensor]:
         """V under prior precisions times e^r, for each r, [N, C, C]."""
         rs = [_key(r) for r in rs]
         missing = [r for r in rs if r not in self.covariances]
         if not missing:
             return [self.covariances[r] for r in rs]
         total: Tensor | None = None
-        for (gaussian, _), projection in zip(posterior.gaussians(), self.projections, strict=True):
-            moved = [replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in missing]
-            part = projection.weigh_priors(moved)
+        for priors, projection in zip(moved.by(missing), self.projections, strict=True):
+            part = projection.weigh_priors(priors)
             total = part if total is None else total.add_(part)
         assert total is not None
         found = self.covariances | dict(zip(missing, total, strict=True))
@@ -81,14 +104,14 @@ class Validation:
 
     def covariances(self, posterior: Laplace, rs: list[float]) -> Iterator[tuple[Piece, list[Tensor]]]:
         """Every piece with V(r) for each r, relative to the prior of ``posterior``, which must stay the same."""
-        known = self._found[0].covariances if self._found else {}
+        known, moved = self._found[0].covariances if self._found else {}, Moved(posterior)
         if all(_key(r) in known for r in rs):
-            yield from ((piece, piece.covariance(posterior, rs)) for piece in self._found)
+            yield from ((piece, piece.covariance(moved, rs)) for piece in self._found)
             return
         ahead = self._ahead(rs)
         every, found = [*rs, *ahead], []
         for piece in self.pieces(posterior):
-            covs = piece.covariance(posterior, every)
+            covs = piece.covariance(moved, every)
             yield piece, covs[: len(rs)]
             if self._kept is not None:
                 self._keep_covariances(piece, rs, covs)
@@ -111,11 +134,10 @@ class Validation:
         if len(posterior.groups()) * len(moves) * self.count * self._covariance > self._room:
             return None
         found: ByLayer = []
+        moved = Moved(posterior)
         for piece in self.pieces(posterior):
-            parts = [
-                projection.weigh_priors([replace(gaussian, delta=gaussian.delta * math.exp(m)) for m in moves])
-                for (gaussian, _), projection in zip(posterior.gaussians(), piece.projections, strict=True)
-            ]
+            each = zip(moved.by(moves), piece.projections, strict=True)
+            parts = [projection.weigh_priors(priors) for priors, projection in each]
             found.append((replace(piece, projections=[]), parts))
         return found
 

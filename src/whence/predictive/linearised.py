@@ -5,6 +5,7 @@ Index legend: N examples, C outputs, B blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, as_inputs, check_finite, size_of, take, tensors_in
+from whence.batches import Inputs, as_inputs, check_finite, is_inputs, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
 from whence.curvature.jacobian import Gradients, Recording, budget, widened
 from whence.curvature.memory import Room, attempt, release
@@ -21,6 +22,7 @@ from whence.errors import NotDefined, TooLarge
 from whence.predictive.direct import direct
 from whence.predictive.predictions import JointPrediction
 from whence.predictive.projection import project
+from whence.replay import Replayed
 
 if TYPE_CHECKING:
     from whence.curvature.blocks import Block
@@ -177,9 +179,34 @@ def _summed(weights: Weights, outputs: Tensor, grads: Gradients, by_block: bool,
 
 def moments_of(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Moments]:
     """Mean and covariance (or its diagonal) of the outputs, piece by piece."""
-    compute = partial(moments, posterior, diagonal=diagonal, weights=Weights(posterior))
+    plainly = partial(moments, posterior, diagonal=diagonal, weights=Weights(posterior))
+    compute: Callable[[Inputs], Moments] | None = None
     for piece in pieces(posterior, x, diagonal):
+        if compute is None:
+            total = math.ceil(size_of(x) / size_of(piece)) if is_inputs(x) else None
+            compute = _replayed(plainly, total) if _replays(posterior, piece) else plainly
         yield from fitting(posterior, compute, piece)
+
+
+def _replays(posterior: Laplace, piece: Inputs) -> bool:
+    """Whether graphs are tried at all."""
+    options, plan = posterior.curvature.options, posterior.plan
+    able = plan.network.device.type == "cuda" and not plan.example_blocks and not options.offload
+    return able and options.cuda_graphs and not any(t.requires_grad for t in tensors_in(piece))
+
+
+def _replayed(plainly: Callable[[Inputs], Moments], total: int | None) -> Callable[[Inputs], Moments]:
+    def computed(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        found = plainly(inputs)
+        return found.mean.detach(), found.cov.detach()
+
+    by_graph = Replayed(computed, total)
+
+    def compute(inputs: Inputs) -> Moments:
+        mean, cov = by_graph(inputs)
+        return Moments(mean, cov)
+
+    return compute
 
 
 def joint(posterior: Laplace, x: Any) -> JointPrediction:

@@ -21,9 +21,9 @@ from whence.curvature.units import Units
 from whence.errors import NotPositiveDefinite
 from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
 from whence.posteriors.block import BlockGaussian
-from whence.predictive.separable import weigh_priors
+from whence.predictive.separable import Priors, weigh_linear, weigh_rows
 
-MANY = 6  # priors from which on interpolation between them pays
+MANY = 6  # priors from which on it pays to weigh them together
 FEW_OUTPUTS = 32  # up to which the products of all pairs are formed
 
 
@@ -39,9 +39,9 @@ class Projection(ABC):
         with torch.no_grad():
             return [self.weigh(w, rest) for w, rest in weights]
 
-    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> Tensor:
+    def weigh_priors(self, priors: Priors) -> Tensor:
         """J Σ Jᵀ under R Gaussians that differ in their prior precision only, [R, N, K, K]."""
-        return torch.stack(self.weigh_many(weights_of(gaussian) for gaussian in gaussians))
+        return torch.stack(self.weigh_many(weights_of(gaussian) for gaussian in priors.gaussians))
 
     @abstractmethod
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,19 +67,14 @@ class Unshared(Projection):
         return ((self.g * self._weights(w)) @ self.g.mT).sum(0)
 
     @torch.no_grad()
-    def weigh_priors(self, gaussians: Sequence[BlockGaussian]) -> Tensor:
-        gaussian = gaussians[0]
-        if len(gaussians) < MANY or self.spectrum is None or not self._smooth(gaussian):
-            return super().weigh_priors(gaussians)
-        gammas, alphas = self.spectrum
-        deltas = [other.delta for other in gaussians]
-        pairs = zip(self.a2, self.g, gammas, alphas, strict=True)
-        found = [weigh_priors(a2, g, gamma, alpha, gaussian.scale, deltas) for a2, g, gamma, alpha in pairs]
+    def weigh_priors(self, priors: Priors) -> Tensor:
+        if self.spectrum is None or self.g.dtype != torch.float32 or not _together(priors, self.g.shape[2]):
+            return super().weigh_priors(priors)  # in float64 interpolation would not be as exact as the numbers
+        each = enumerate(zip(self.a2, self.g, *self.spectrum, strict=True))
+        found = [
+            weigh_linear(a2, g, priors.lattice(i, gamma, alpha), priors.pairs) for i, (a2, g, gamma, alpha) in each
+        ]
         return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-    def _smooth(self, gaussian: BlockGaussian) -> bool:
-        """Whether interpolation between priors is as exact as the numbers, and pays."""
-        return self.g.dtype == torch.float32 and gaussian.factored_size is None and self.g.shape[2] <= FEW_OUTPUTS
 
     @torch.no_grad()
     def weigh_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -126,6 +121,15 @@ class Rows(Projection):
             inside = torch.mul(self.turned, w.reshape(-1), out=scratch) @ self.turned.mT
             found.append(inside if self.outside is None else inside + rest * self.outside)
         return found
+
+    @torch.no_grad()
+    def weigh_priors(self, priors: Priors) -> Tensor:
+        if not _together(priors, self.turned.shape[1]):
+            return super().weigh_priors(priors)
+        inside = weigh_rows(self.turned, priors)
+        if self.outside is None:
+            return inside
+        return inside + self.outside / priors.deltas.to(inside.dtype)[:, None, None, None]
 
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.turned.square()
@@ -180,6 +184,11 @@ def _by_row(values: Tensor, units: Units) -> Tensor:
     return torch.zeros(units.count, dtype=torch.float64, device=values.device).index_add(
         0, index, values.double().flatten()
     )
+
+
+def _together(priors: Priors, outputs: int) -> bool:
+    """Whether products of all pairs of outputs pay."""
+    return len(priors) >= MANY and priors.first.factored_size is None and outputs <= FEW_OUTPUTS
 
 
 def weights_of(gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:

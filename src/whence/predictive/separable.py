@@ -1,19 +1,26 @@
-"""J Σ Jᵀ of a Linear layer for many priors at once.
+"""J Σ Jᵀ for many priors at once.
 
-With Kronecker eigenvalues the weights are 1 / (s γ_o α_d + δ), so that Σ_d ã_d² / (s γ_o α_d + δ) = h(δ / (s γ_o)) / δ
-with h(t) = Σ_d ã_d² t / (α_d + t), a function of one variable for each input. As a function of log t it is analytic in
-a strip of half-width π, so a few values on a fine lattice give all others: a new prior costs no product over d.
+V_kl = Σ_p w_p J_kp J_lp is one matrix product of the rows' products with the weights of all priors. For a Linear layer
+neither rows nor weights are formed. With Kronecker eigenvalues the weights are 1 / (s γ_o α_d + δ), so that
+Σ_d ã_d² / (s γ_o α_d + δ) = h(δ / (s γ_o)) / δ with h(t) = Σ_d ã_d² t / (α_d + t), a function of one variable for each
+input. As a function of log t it is analytic in a strip of half-width π, so a few values on a fine lattice give all
+others: a new prior costs no product over d.
 
-Index legend: N examples, K outputs (rows of J), O outputs, D inputs of the layer, R priors, M lattice points.
+Index legend: N examples, K outputs (rows of J), P weights, O outputs and D inputs of a layer, R priors, M points.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from whence.posteriors.block import BlockGaussian
 
 TAPS = 8  # points of the interpolating polynomial
 STEP = math.log(10) / 6  # of the lattice: 1e-7 of the largest value
@@ -23,48 +30,117 @@ AT_ONCE = 8 * 2**20  # bytes of products of gradients that are held at a time on
 CUDA_AT_ONCE = 512 * 2**20
 
 
-def weigh_priors(
-    a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float, deltas: Sequence[float]
-) -> Tensor:
+class Priors:
+    """Gaussians over one block that differ in their prior precision only, and what all inputs share under them."""
+
+    def __init__(self, gaussians: Sequence[BlockGaussian]) -> None:
+        self.gaussians, self.first = gaussians, gaussians[0]
+        values = self.first.spectral.values
+        self.device, self.dtype = values.device, values.dtype
+        self._lattices: dict[int, Lattice] = {}
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+    @cached_property
+    def deltas(self) -> Tensor:
+        """[R], in float64; NaN where the precision would not be positive definite."""
+        lowest = self.first.scale * self.first.spectral.lowest
+        known = [g.delta if lowest + g.delta > 0 else math.nan for g in self.gaussians]
+        return torch.tensor(known, dtype=torch.float64).to(self.device, non_blocking=True)
+
+    def weights(self, which: slice) -> Tensor:
+        """1 / (s λ + δ) for some of the eigenvalues, [R, p]."""
+        values = self.first.spectral.values.flatten()[which]
+        return 1 / (self.first.scale * values + self.deltas.to(self.dtype).unsqueeze(1))
+
+    def lattice(self, pair: int, gammas: Tensor, alphas: Tensor) -> Lattice:
+        """That of one Kronecker pair."""
+        if pair not in self._lattices:
+            self._lattices[pair] = Lattice(gammas, alphas, self.first.scale, [g.delta for g in self.gaussians])
+        return self._lattices[pair]
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        return Pairs(self.device)
+
+
+class Pairs:
+    """Pairs k ≤ l of outputs, and where each stands in a symmetric matrix."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, columns: int) -> tuple[Tensor, Tensor]:
+        """[2, K (K + 1) / 2], and the number of the pair at each place, [K, K]."""
+        if columns not in self._known:
+            upper = torch.triu_indices(columns, columns)
+            place = torch.empty(columns, columns, dtype=torch.long)
+            place[upper[0], upper[1]] = place[upper[1], upper[0]] = torch.arange(upper.shape[1])
+            upper, place = (t.to(self.device, non_blocking=True) for t in (upper, place))
+            self._known[columns] = upper, place
+        return self._known[columns]
+
+
+def weigh_rows(rows: Tensor, priors: Priors) -> Tensor:
+    """J diag(1 / (s λ + δ)) Jᵀ for rows [N, K, P] at every δ: [R, N, K, K]."""
+    size, columns, weights = rows.shape
+    upper, place = priors.pairs(columns)
+    found = rows.new_zeros(size * upper.shape[1], len(priors))
+    step = max(1, _at_once(rows) // max(len(found) * rows.element_size(), 1))
+    for start in range(0, weights, step):
+        which = slice(start, start + step)
+        some = rows[..., which]
+        found.addmm_((some[:, upper[0]] * some[:, upper[1]]).flatten(0, 1), priors.weights(which).mT)
+    return found.unflatten(0, (size, -1)).movedim(2, 0)[:, :, place]
+
+
+def weigh_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Tensor:
     """g̃ diag(Σ_d ã_d² / (s γ α_d + δ)) g̃ᵀ for a2 [N, D] and g [N, K, O] at every δ: [R, N, K, K]."""
     size, columns, outputs = g.shape
-    upper = torch.triu_indices(columns, columns, device=g.device)
-    found = g.new_empty(len(deltas), size, upper.shape[1])
-    lattice = Lattice(a2, gammas, alphas, scale, deltas)
-    each = (upper.shape[1] + 2 * len(deltas)) * outputs * g.element_size()
-    step = max(1, (AT_ONCE if g.device.type == "cpu" else CUDA_AT_ONCE) // each)
+    upper, place = pairs(columns)
+    priors = lattice.shape[0]
+    found = g.new_empty(priors, size, upper.shape[1])
+    table = lattice.table(a2)
+    step = max(1, _at_once(g) // ((upper.shape[1] + 2 * priors) * outputs * g.element_size()))
     for start in range(0, size, step):
         which = slice(start, start + step)
         products = g[which, upper[0]] * g[which, upper[1]]  # [n, K (K + 1) / 2, O]
-        found[:, which] = (products @ lattice.weights(which).mT).movedim(2, 0)
-    place = torch.empty(columns, columns, dtype=torch.long, device=g.device)
-    place[upper[0], upper[1]] = place[upper[1], upper[0]] = torch.arange(upper.shape[1], device=g.device)
+        found[:, which] = (products @ lattice.weights(table[which]).mT).movedim(2, 0)
     return found[:, :, place]
 
 
-class Lattice:
-    """h at equally spaced log t, for every example; t = δ / (s γ) for the δ that are asked for."""
+def _at_once(like: Tensor) -> int:
+    return AT_ONCE if like.device.type == "cpu" else CUDA_AT_ONCE
 
-    def __init__(self, a2: Tensor, gammas: Tensor, alphas: Tensor, scale: float, deltas: Sequence[float]) -> None:
+
+class Lattice:
+    """Equally spaced log t, and how h at t = δ / (s γ) for the δ that are asked for comes from h on them."""
+
+    def __init__(self, gammas: Tensor, alphas: Tensor, scale: float, deltas: Sequence[float]) -> None:
+        device, self.dtype = gammas.device, gammas.dtype
         alphas, gammas = alphas.double().clamp(min=0), gammas.double().clamp(min=0)
         most = math.log(max(float(alphas.max()), torch.finfo(torch.float64).tiny) * ABOVE)
-        delta = torch.tensor(deltas, dtype=torch.float64, device=a2.device).unsqueeze(1)
+        delta = torch.tensor(deltas, dtype=torch.float64).to(device, non_blocking=True).unsqueeze(1)
         wanted = (delta.log() - (scale * gammas).clamp(min=1e-300).log()).clamp(max=most)  # log t, [R, O]
         low, high = torch.stack(torch.aminmax(wanted)).tolist()
         first = low - TAPS * STEP
         count = int((high - first) / STEP) + 2 * TAPS
-        points = first + STEP * torch.arange(count, dtype=torch.float64, device=a2.device)
-        kernel = torch.sigmoid(points - alphas.log().unsqueeze(1))  # t / (α + t), [D, M]
-        self.table = a2 @ kernel.to(a2.dtype)  # [N, M]
+        points = first + STEP * torch.arange(count, dtype=torch.float64, device=device)
+        self.kernel = torch.sigmoid(points - alphas.log().unsqueeze(1)).to(self.dtype)  # t / (α + t), [D, M]
         self.shape = tuple(wanted.shape)
         place = (wanted - first) / STEP
         self.base = place.floor().long() - TAPS // 2 + 1  # the first lattice point that takes part, [R, O]
-        self.taps = _lagrange(place - self.base) / delta.unsqueeze(-1)  # [R, O, TAPS]
-        self.blocks = list(self._blocks()) if a2.device.type == "cpu" else []
+        self.taps = (_lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
+        self.blocks = list(self._blocks()) if device.type == "cpu" else []
 
-    def weights(self, which: slice) -> Tensor:
-        """Σ_d ã_d² / (s γ_o α_d + δ) of some examples, [n, R, O]."""
-        table = self.table[which]
+    def table(self, a2: Tensor) -> Tensor:
+        """h on the lattice, for every example [N, M]."""
+        return a2 @ self.kernel
+
+    def weights(self, table: Tensor) -> Tensor:
+        """Σ_d ã_d² / (s γ_o α_d + δ) from some examples' h [n, M], [n, R, O]."""
         return self._by_products(table) if self.blocks else self._by_taps(table)
 
     def _by_products(self, table: Tensor) -> Tensor:
@@ -78,7 +154,7 @@ class Lattice:
         """All at once, one tap after the other: few operations, which is what a GPU wants."""
         found = table.new_zeros(len(table), *self.shape)
         for k in range(TAPS):
-            found.addcmul_(table[:, self.base + k], self.taps[..., k].to(table.dtype))
+            found.addcmul_(table[:, self.base + k], self.taps[..., k])
         return found
 
     def _blocks(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
@@ -91,7 +167,7 @@ class Lattice:
                 index = (self.base[rs, some] - low).unsqueeze(-1) + steps
                 spread = self.taps.new_zeros(len(index), high - low + TAPS, index.shape[1])
                 spread.scatter_(1, index.movedim(2, 1), self.taps[rs, some].movedim(2, 1))
-                yield rs, some, slice(low, high + TAPS), spread.movedim(1, 0).flatten(1).to(self.table.dtype)
+                yield rs, some, slice(low, high + TAPS), spread.movedim(1, 0).flatten(1)
 
 
 def _lagrange(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import BadData, BadOption
-from whence.functional import Network, unwrap
+from whence.functional import Network, copy_module, unwrap
 from whence.likelihoods import Likelihood, resolve
 from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import residual_noise
@@ -132,11 +132,10 @@ def check_scale(scale: Any) -> float:
 
 def at_mean(start: Network, mean: dict[str, Tensor]) -> Network:
     """A copy of the network with the mean weights."""
-    network = start.to(start.device)
-    with torch.no_grad():
-        for name, value in mean.items():
-            network.params[name].copy_(value)
-    network.hash = ""
+    network = Network(copy_module(start.module).eval())
+    network.select([n for n, p in start.params.items() if p.requires_grad])
+    network.autocast = start.autocast
+    network.overwrite(mean)
     return network
 
 

@@ -307,9 +307,7 @@ def at_mean(model: nn.Module, parts: nn.ModuleList) -> Network:
     means: dict[str, Tensor] = {}
     for part in parts:
         means.update(part.mean())  # type: ignore[operator]
-    with torch.no_grad():
-        for name, value in means.items():
-            network.params[name].copy_(value)
+    network.overwrite(means)
     network.select(list(means))
     return network
 

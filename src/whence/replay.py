@@ -1,0 +1,224 @@
+"""CUDA graphs. A small network costs a GPU little but launches, and a graph launches everything at once.
+
+The first batches of a shape go kernel by kernel. Then one is captured, and checked: the graph must give what the plain
+way gives. What cannot be captured (it waits for the device, or does something else on another batch) goes on the plain
+way, and so does what keeps the device busy anyhow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from whence.batches import Inputs, map_tensors, tensors_in
+from whence.checks import Explain, Watch, collecting, refuse
+
+T = TypeVar("T")
+WARM = 2  # batches of a shape before one is captured; the second is timed
+FEW = 6  # batches that must be left for a capture to pay
+BUSY = 3.0  # how many times longer than launching a batch may take for a graph to pay
+TOLERANCE = 1e-3  # relative; only rounding may differ
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+Computed = tuple[Tensor, ...]
+
+
+def cuda_capture(function: Callable[[], None]) -> Callable[[], None]:
+    """The kernels that a function launches, as one graph; nothing of it is executed yet."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        function()
+    return graph.replay
+
+
+class Way(Enum):
+    """How a batch goes."""
+
+    PLAIN = "kernel by kernel"
+    TIMED = "the same, on the clock"
+    CAPTURE = "the plain way and by a new graph"
+    REPLAY = "by the graph of its shape"
+
+
+class Choice(Generic[T]):
+    """Which way batches go, by their shapes; ``left`` is how many there are, if that is known."""
+
+    def __init__(self, left: int | None) -> None:
+        self.left, self.on = left, True
+        self.ready: dict[Hashable, T | None] = {}
+        self._seen: Counter[Hashable] = Counter()
+
+    def way(self, key: Hashable | None) -> Way:
+        self.left = None if self.left is None else self.left - 1
+        if not self.on or key is None:
+            return Way.PLAIN
+        if key in self.ready:
+            return Way.PLAIN if self.ready[key] is None else Way.REPLAY
+        self._seen[key] += 1
+        if self._seen[key] <= WARM:
+            return Way.PLAIN if self._seen[key] < WARM else Way.TIMED
+        if self.left is not None and self.left < FEW:
+            self.ready[key] = None
+            return Way.PLAIN
+        return Way.CAPTURE
+
+    def timed(self, function: Callable[[], Any], device: torch.device) -> Any:
+        """Call a function, and see whether launching is what it costs."""
+        start = _now(device)
+        found = function()
+        launched = time.perf_counter()
+        self.on = _now(device) - start < BUSY * (launched - start)
+        return found
+
+
+class Checks:
+    """What the checks inside a captured function see, which the host looks at after a replay."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.watch = Watch(gather_on_cpu=device.type != "cuda")
+        self.evidence: Tensor | None = None
+        self.explains: list[tuple[int, Explain]] = []  # how many numbers each check reads
+
+    def around(self, function: Callable[[], T]) -> T:
+        """Call a function; what its checks gather lies in the same memory each time."""
+        self.watch.seen.clear()
+        with collecting(self.watch):
+            found = function()
+        if self.watch.seen:
+            evidence = torch.cat([evidence.double() for evidence, _ in self.watch.seen])
+            self.evidence = evidence if self.evidence is None else self.evidence.copy_(evidence)
+            self.explains = [(len(evidence), explain) for evidence, explain in self.watch.seen]
+        return found
+
+    def refuse(self, before: Callable[[], None] = lambda: None) -> None:
+        """Pass on what the last replay saw; ``before`` is called when somebody looks."""
+        if self.evidence is None:
+            return
+
+        def problem(values: list[float]) -> str | None:
+            before()
+            at = 0
+            for length, explain in self.explains:
+                found = explain(values[at : at + length])
+                if found is not None:
+                    return found
+                at += length
+            return None
+
+        refuse(self.evidence.clone(), problem)
+
+
+@dataclass
+class Graph:
+    """A function of inputs as a graph, with the memory that it reads and writes."""
+
+    replay: Callable[[], None]
+    inputs: list[Tensor]
+    outputs: Computed
+    checks: Checks
+
+    def __call__(self, inputs: Inputs) -> Computed:
+        for static, given in zip(self.inputs, tensors_in(inputs), strict=True):
+            static.copy_(given)
+        self.replay()
+        self.checks.refuse()
+        return tuple(t.clone() for t in self.outputs)
+
+
+class Replayed:
+    """A function from inputs to tensors; by graphs where that pays. ``total``: how often it will be called."""
+
+    def __init__(
+        self, function: Callable[[Inputs], Computed], total: int | None, capture: Capture = cuda_capture
+    ) -> None:
+        self.function, self.capture = function, capture
+        self.choice: Choice[Graph] = Choice(total)
+
+    def __call__(self, inputs: Inputs) -> Computed:
+        key = shapes(inputs)
+        way = self.choice.way(key)
+        if way is Way.REPLAY:
+            graph = self.choice.ready[key]
+            assert graph is not None
+            return graph(inputs)
+        if way is Way.CAPTURE:
+            return self._captured(key, inputs)
+        plainly = partial(self.function, inputs)
+        return self.choice.timed(plainly, _device(inputs)) if way is Way.TIMED else plainly()
+
+    def _captured(self, key: Hashable, inputs: Inputs) -> Computed:
+        """What a new graph gives if that is what the plain way gives, else that."""
+        plain = self.function(inputs)
+        graph = self._attempt(inputs)
+        again = None if graph is None else graph(inputs)
+        if again is None or not agree(zip(plain, again, strict=True)):
+            self.choice.on = False
+            return plain
+        self.choice.ready[key] = graph
+        return again
+
+    def _attempt(self, inputs: Inputs) -> Graph | None:
+        static, checks = map_tensors(torch.clone, inputs), Checks(_device(inputs))
+        held: list[Computed] = []
+
+        def function() -> None:
+            found = checks.around(lambda: self.function(static))
+            held[:] = [tuple(t.copy_(f) for t, f in zip(held[0], found, strict=True))] if held else [found]
+
+        try:
+            replay = self.capture(function)
+        except Exception:  # whatever it is, the plain way meets it too, or does without
+            if _device(inputs).type == "cuda":
+                torch.cuda.empty_cache()
+            return None
+        return Graph(replay, list(tensors_in(static)), held[0], checks)
+
+
+def agree(pairs: Any) -> bool:
+    """Whether tensors are the same up to rounding."""
+    errors = [torch.stack([(a - b).norm(), a.norm()]).double() for a, b in pairs if a.numel()]
+    return all(off <= TOLERANCE * size for off, size in torch.stack(errors).tolist())
+
+
+def shapes(value: Any) -> Hashable | None:
+    """What the inputs of two calls must share to go through the same graph; None where that cannot be told."""
+    leaves: list[Any] = []
+
+    def walk(value: Any) -> bool:
+        if isinstance(value, Tensor):
+            leaves.append((tuple(value.shape), value.dtype, value.stride()))
+            return True
+        if isinstance(value, dict):
+            leaves.append(tuple(value))
+            return all(walk(item) for item in value.values())
+        leaves.append((type(value), len(value) if isinstance(value, (tuple, list)) else None))
+        return isinstance(value, (tuple, list)) and all(walk(item) for item in value)
+
+    return tuple(leaves) if walk(value) else None
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
+
+
+def restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def _device(inputs: Inputs) -> torch.device:
+    return next(iter(tensors_in(inputs))).device
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
