@@ -18,7 +18,7 @@ class Config:
     l2: float = 1e-2  # the paper's factor
     readings: tuple[str, ...] = (MEAN, BATCH, PRIOR)
     readings_seed: int = 0
-    copies: tuple[int, ...] = (0, 1, 10, 100)  # 0: the grey images; the paper has 1,000
+    copies: tuple[int, ...] = (0, 1, 10, 100, 1000)  # 0: the grey images; the paper has 1,000
     copies_seed: int = 0
     layered_copies: int = 10  # behind the posterior with a prior for each layer
     divergence: tuple[float, ...] = (
