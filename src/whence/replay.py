@@ -23,7 +23,7 @@ from whence.checks import Explain, Watch, collecting, refuse
 
 T = TypeVar("T")
 WARM = 2  # batches of a shape before one is captured; the second is timed
-FEW = 6  # batches that must be left for a capture to pay
+FEW_CALLS = 16  # that must be left for a capture to pay, which takes as long as some of them
 BUSY = 3.0  # how many times longer than launching a batch may take for a graph to pay
 TOLERANCE = 1e-3  # relative; only rounding may differ
 
@@ -49,10 +49,13 @@ class Way(Enum):
 
 
 class Choice(Generic[T]):
-    """Which way batches go, by their shapes; ``left`` is how many there are, if that is known."""
+    """Which way batches go, by their shapes.
 
-    def __init__(self, left: int | None) -> None:
-        self.left, self.on = left, True
+    ``left`` is how many there are, if that is known; ``few`` how many must be left for a capture to pay.
+    """
+
+    def __init__(self, left: int | None, few: int) -> None:
+        self.left, self.few, self.on = left, few, True
         self.ready: dict[Hashable, T | None] = {}
         self._seen: Counter[Hashable] = Counter()
 
@@ -65,7 +68,7 @@ class Choice(Generic[T]):
         self._seen[key] += 1
         if self._seen[key] <= WARM:
             return Way.PLAIN if self._seen[key] < WARM else Way.TIMED
-        if self.left is not None and self.left < FEW:
+        if self.left is not None and self.left < self.few:
             self.ready[key] = None
             return Way.PLAIN
         return Way.CAPTURE
@@ -140,7 +143,7 @@ class Replayed:
         self, function: Callable[[Inputs], Computed], total: int | None, capture: Capture = cuda_capture
     ) -> None:
         self.function, self.capture = function, capture
-        self.choice: Choice[Graph] = Choice(total)
+        self.choice: Choice[Graph] = Choice(total, FEW_CALLS)
 
     def __call__(self, inputs: Inputs) -> Computed:
         key = shapes(inputs)

@@ -29,6 +29,7 @@ class Stand:
         monkeypatch.setattr(linearised, "Replayed", self.make)
         monkeypatch.setattr(linearised, "piece_size", lambda *_: 4)
         monkeypatch.setattr(replay, "BUSY", 1e9)
+        monkeypatch.setattr(replay, "FEW_CALLS", 6)
 
     def make(self, function: Any, total: int | None) -> Replayed:
         def computed(inputs: Any) -> Any:

@@ -67,6 +67,8 @@ def test_tap_by_tap_is_the_same_as_by_products() -> None:
         table = lattice.table(a2)[which]
         assert_close(lattice._by_taps(table), lattice._by_products(table), 1e-12)
         assert_close(lattice._by_taps(table), lattice.weights(table), 1e-12)
+        whole = lattice._whole(lattice.kernel.shape[1])
+        assert_close((table @ whole).unflatten(1, lattice.shape), lattice.weights(table), 1e-12)
 
 
 def test_the_lattice_covers_what_is_asked() -> None:

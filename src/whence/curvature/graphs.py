@@ -17,6 +17,7 @@ from whence.replay import Capture, Checks, Choice, Way, agree, copies, cuda_capt
 if TYPE_CHECKING:
     from whence.curvature.sweep import Piece, Sweep
 
+FEW = 6  # batches that must be left for a capture to pay
 LARGEST = 4 * 2**30  # bytes of sums: they are copied twice for the check
 
 
@@ -51,7 +52,7 @@ class Graphs:
 
     def __init__(self, sweep: Sweep, total: int | None, capture: Capture = cuda_capture) -> None:
         self.sweep, self.capture = sweep, capture
-        self.choice: Choice[Captured] = Choice(total)
+        self.choice: Choice[Captured] = Choice(total, FEW)
         self.choice.on = sum(t.nbytes for t in self._sums()) <= LARGEST
 
     def add(self, piece: Piece) -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Weighted = tuple["BlockGaussian", list["Block"], Tensor, Tensor]
 JOINT_LIMIT = 4 * 2**30  # bytes
-PIECE = 112 * 2**20  # bytes of gradients that go through together on a GPU too: more is hardly faster
+PIECE = 72 * 2**20  # bytes of gradients that go through together on a GPU too: more is hardly faster
 KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
 

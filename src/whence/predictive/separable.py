@@ -28,6 +28,7 @@ ABOVE = 1e8  # times the largest α: beyond, h is constant to rounding
 PRIORS, OUTPUTS = 16, 256  # that are interpolated together: they need neighbouring lattice points
 AT_ONCE = 8 * 2**20  # bytes of products of gradients that are held at a time on the CPU; they stay in the cache
 CUDA_AT_ONCE = 512 * 2**20
+SPREAD = 128 * 2**20  # bytes of one matrix that interpolates for all priors and outputs, on a GPU
 
 
 class Priors:
@@ -134,6 +135,8 @@ class Lattice:
         self.base = place.floor().long() - TAPS // 2 + 1  # the first lattice point that takes part, [R, O]
         self.taps = (_lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
         self.blocks = list(self._blocks()) if device.type == "cpu" else []
+        small = self.base.numel() * count * self.kernel.element_size() <= SPREAD
+        self.whole = self._whole(count) if device.type != "cpu" and small else None  # [M, R · O]
 
     def table(self, a2: Tensor) -> Tensor:
         """h on the lattice, for every example [N, M]."""
@@ -141,7 +144,9 @@ class Lattice:
 
     def weights(self, table: Tensor) -> Tensor:
         """Σ_d ã_d² / (s γ_o α_d + δ) from some examples' h [n, M], [n, R, O]."""
-        return self._by_products(table) if self.blocks else self._by_taps(table)
+        if self.blocks:
+            return self._by_products(table)
+        return self._by_taps(table) if self.whole is None else (table @ self.whole).unflatten(1, self.shape)
 
     def _by_products(self, table: Tensor) -> Tensor:
         """Neighbouring priors and outputs by one small product: fast where the cache is."""
@@ -151,11 +156,17 @@ class Lattice:
         return found
 
     def _by_taps(self, table: Tensor) -> Tensor:
-        """All at once, one tap after the other: few operations, which is what a GPU wants."""
+        """All at once, one tap after the other: few operations, where their matrix would be too large."""
         found = table.new_zeros(len(table), *self.shape)
         for k in range(TAPS):
             found.addcmul_(table[:, self.base + k], self.taps[..., k])
         return found
+
+    def _whole(self, count: int) -> Tensor:
+        """What interpolates everywhere: mostly zeros, and yet a product with it is what a GPU does fastest."""
+        index = self.base.flatten() + torch.arange(TAPS, device=self.base.device).unsqueeze(1)
+        found = self.taps.new_zeros(count, index.shape[1])
+        return found.scatter_add_(0, index, self.taps.flatten(0, 1).mT.contiguous())
 
     def _blocks(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Some priors and outputs, the lattice points they lie between, and what interpolates there, [M', R' · O']."""
