@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -17,6 +18,7 @@ from whence import zoo
 from whence.curvature.units import units_of
 from whence.errors import BadData, BadOption, NotDefined
 from whence.where.connections import connection_shares, connections_of
+from whence.where.weights import identified_of
 
 STRUCTURES = ["kron", "ekfac", "diag", "block", "full", "lowrank"]
 
@@ -175,6 +177,36 @@ def test_a_dead_unit_stays_unidentified() -> None:
         assert int(identified.argmin()) == 2 and float(identified[2]) < 1e-9
         assert float(units["variance_share"][2]) == pytest.approx(0, abs=1e-12)
         assert float(units["explained"][2]) == 0
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "ekfac", "block", "full", "lowrank"])
+@pytest.mark.parametrize("prior", [3.0, whence.Prior(weight=2.0, bias=0.3)], ids=["one", "two"])
+def test_identified_is_one_minus_posterior_over_prior_variance(structure: str, prior: float | whence.Prior) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 4)).double()
+    data = (torch.randn(30, 1, 5, 5, dtype=torch.float64), torch.randint(4, (30,)))
+    if structure == "ekfac" and isinstance(prior, whence.Prior):
+        pytest.skip("an ekfac block takes one prior precision")
+    posterior = whence.laplace(model, data, likelihood="classification", structure=structure, prior_precision=prior)
+    variants = [posterior] if structure != "kron" else [posterior, posterior.with_damping("factored")]
+    for one in variants:
+        variance = one.variance()
+        for block in one.blocks:
+            wanted = 1 - block.gather(variance) * one.prior.flat(list(block.params))
+            assert_close(identified_of(one, block), wanted, 1e-10)
+
+
+def test_what_the_data_hardly_say_is_not_lost_in_rounding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 4))
+    x, y = torch.randn(50, 40), torch.randint(4, (50,))
+    found = []
+    for network, dtype in ((model, torch.float32), (copy.deepcopy(model).double(), torch.float64)):
+        posterior = whence.laplace(network, (x.to(dtype), y), likelihood="classification", prior_precision=1e6)
+        found.append(torch.cat([identified_of(posterior, block) for block in posterior.blocks]))
+    assert float(found[1].max()) < 1e-3
+    assert float(found[1].min()) < 1e-8
+    assert float((found[0] / found[1] - 1).abs().max()) < 1e-3
 
 
 def test_mean_identified_is_mackays() -> None:

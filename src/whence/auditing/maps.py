@@ -40,7 +40,7 @@ def _layer(where: Where, block: Block, first: bool) -> dict[str, Any]:
     flat = {
         "weight": block.gather(posterior.network.params).detach().double().cpu(),
         "std": variance.sqrt(),
-        "identified": identified_of(posterior, block, variance),
+        "identified": identified_of(posterior, block),
     }
     largest = max(block.params, key=lambda p: p.numel)
     values = {kind: block.scatter(vector)[largest.name] for kind, vector in flat.items()}

@@ -94,6 +94,12 @@ class BlockGaussian:
         diag = self.spectral.diagonal(1 / self.precision, 1 / self.rest)
         return diag if self.ratio is None else diag / self.ratio
 
+    def identified(self) -> Tensor:
+        """1 − posterior variance / prior variance, native: diag[s H (s H + Δ)⁻¹], where no equals are subtracted."""
+        precision = self.precision
+        gained = precision - self.delta if self.factored_size is not None else self.scale * self.spectral.values
+        return self.spectral.diagonal(gained / precision, torch.zeros_like(self.rest))
+
     def prior_variance(self) -> Tensor:
         """1/Δ, native."""
         if self.ratio is None:

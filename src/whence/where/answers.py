@@ -17,7 +17,7 @@ from whence.metrics import auroc, ece, nll, rmse
 from whence.posteriors.restrict import restricted
 from whence.where.breakdown import sensitivity
 from whence.where.shares import Shares, shares
-from whence.where.weights import identified_of, variance_of
+from whence.where.weights import identified_of
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -161,7 +161,7 @@ def _unidentified(posterior: Laplace) -> Answer:
     dead: dict[str, list[int]] = {}
     layers = {}
     for block in posterior.blocks:
-        identified = identified_of(posterior, block, variance_of(posterior, block))
+        identified = identified_of(posterior, block)
         units = units_of(posterior.network, block)
         mean = units.total(identified) / units.total(torch.ones_like(identified))
         layers[block.name] = float(identified.mean())

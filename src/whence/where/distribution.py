@@ -47,7 +47,7 @@ def quantity_of(posterior: Laplace, block: Block, of: Quantity) -> Tensor:
     if of == "std":
         return variance.sqrt()
     if of == "identified":
-        return identified_of(posterior, block, variance)
+        return identified_of(posterior, block)
     return block.gather(posterior.mean()).double().cpu().abs() / variance.sqrt()
 
 
@@ -91,7 +91,7 @@ def magnitude(posterior: Laplace) -> Table:
     for block in posterior.blocks:
         variance = variance_of(posterior, block)
         size = block.gather(posterior.mean()).double().cpu().abs()
-        identified = identified_of(posterior, block, variance)
+        identified = identified_of(posterior, block)
         sizes.append(size)
         stds.append(variance.sqrt())
         known.append(identified)

@@ -14,6 +14,7 @@ from whence.errors import BadData, BadOption, NotDefined, NothingSelected, notic
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.laplace import Laplace
 from whence.where.by_draws import prior_variances
+from whence.where.weights import identified_of
 from whence.where.wiring import by_unit, named_layers
 
 CRITERIA = ("snr", "identified", "saliency", "magnitude", "random")
@@ -124,15 +125,15 @@ def scores(posterior: WeightPosterior, names: Sequence[str], by: str, seed: int 
         assert isinstance(posterior, Laplace)
         curved = curvature_diagonal(posterior)
         return {n: 0.5 * w.square() * curved[n].double().cpu() for n, w in weights.items()}
+    if by == "identified" and isinstance(posterior, Laplace):
+        known = {n: v for block in posterior.blocks for n, v in block.scatter(identified_of(posterior, block)).items()}
+        return {n: known[n] for n in posterior.names() if n in weights}
     variance = {n: v.double().cpu() for n, v in posterior.variance().items() if n in weights}
     if by == "snr":
         return {n: w.abs() / variance[n].sqrt() for n, w in weights.items()}
-    if not isinstance(posterior, Laplace):
-        prior = prior_variances(posterior)
-        assert prior is not None
-        return {n: 1 - v / prior[n].double().cpu() for n, v in variance.items()}
-    params = {p.name: p for block in posterior.blocks for p in block.params}
-    return {n: 1 - v * posterior.prior.flat([params[n]]).reshape(v.shape) for n, v in variance.items()}
+    prior = prior_variances(posterior)
+    assert prior is not None
+    return {n: 1 - v / prior[n].double().cpu() for n, v in variance.items()}
 
 
 def unit_scores(layer: nn.Module, score: Tensor, by: str) -> Tensor:

@@ -272,7 +272,7 @@ def where(posterior: Laplace, x: Any, measure: Measure = "variance") -> Where:
 
 
 def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
-    identified = identified_of(posterior, block, variance)
+    identified = identified_of(posterior, block)
     q = torch.quantile(thinned(identified, QUANTILES_OF), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
     weights = block.gather(posterior.network.params).detach().double().cpu()
     return LayerRow(

@@ -16,12 +16,15 @@ from whence.where.shares import UnitShares
 from whence.where.tabular import Table
 
 if TYPE_CHECKING:
+    from whence.posteriors.block import BlockGaussian
     from whence.posteriors.laplace import Laplace
 
 
-def identified_of(posterior: Laplace, block: Block, variance: Tensor) -> Tensor:
-    """1 − posterior variance / prior variance of each weight, [P]."""
-    return 1 - variance * posterior.prior.flat(list(block.params)).double().cpu()
+def identified_of(posterior: Laplace, block: Block) -> Tensor:
+    """1 − posterior variance / prior variance of each weight, [P] in float64 on the CPU."""
+    if posterior.curvature.joint:
+        return 1 - variance_of(posterior, block) * posterior.prior.flat(list(block.params)).double().cpu()
+    return block.to_flat(_gaussian_of(posterior, block).identified()).double().cpu()
 
 
 def thinned(values: Tensor, limit: int) -> Tensor:
@@ -33,8 +36,11 @@ def variance_of(posterior: Laplace, block: Block) -> Tensor:
     """Posterior variance of each weight, [P] in float64 on the CPU."""
     if posterior.curvature.joint:
         return block.gather(posterior.variance()).double().cpu()
-    gaussian = next(g for g, blocks in posterior.gaussians() if blocks[0].name == block.name)
-    return block.to_flat(gaussian.variance()).double().cpu()
+    return block.to_flat(_gaussian_of(posterior, block).variance()).double().cpu()
+
+
+def _gaussian_of(posterior: Laplace, block: Block) -> BlockGaussian:
+    return next(g for g, blocks in posterior.gaussians() if blocks[0].name == block.name)
 
 
 def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
@@ -52,7 +58,7 @@ def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
             "unit": units.of_weight,
             "weight": mean,
             "std": variance.sqrt(),
-            "identified": identified_of(posterior, block, variance),
+            "identified": identified_of(posterior, block),
             "signal_to_noise": mean.abs() / variance.sqrt(),
         }
     )
@@ -70,7 +76,7 @@ def unit_table(
     mean = block.gather(posterior.network.params).detach().double().cpu()
     units = units_of(posterior.network, block)
     counts = units.total(torch.ones_like(variance))
-    identified = units.total(identified_of(posterior, block, variance))
+    identified = units.total(identified_of(posterior, block))
     columns = {
         "unit": torch.arange(units.count),
         "weights": counts.long(),
