@@ -58,7 +58,7 @@ def layer_table(networks: Sequence[Values]) -> str:
         ]  # fmt: skip
         lines.append(
             f"| {row['name']} | {row['parameters']:,} | {column(networks, i, 'std'):.3g} "
-            f"| {column(networks, i, 'identified'):.3f} | {column(networks, i, 'signal_to_noise'):.2f} | "
+            f"| {column(networks, i, 'identified'):.2g} | {column(networks, i, 'signal_to_noise'):.2f} | "
             + " | ".join(f"{100 * value:.1f} %" for value in shares)
             + " |"
         )
@@ -80,7 +80,7 @@ def unit_table(networks: Sequence[Values]) -> str:
         size = fmean(network["magnitude"][name] for network in networks)
         spread = "" if None in inside else f"{fmean(inside):.2f}"
         lines.append(
-            f"| {name} | {units[0]['units']} | {fmean(u['unidentified'] for u in units):.0f} | {low:.3f} to {high:.3f} "
+            f"| {name} | {units[0]['units']} | {fmean(u['unidentified'] for u in units):.0f} | {low:.2g} to {high:.2g} "
             f"| {spread} | {100 * weak:.0f} % | {size:.2f} |"
         )
     return "\n".join(lines)
@@ -120,8 +120,8 @@ def paragraph(networks: Sequence[Values]) -> str:
     last = [_last(network) for network in networks]
     return (
         f"**Between layers** the weights' standard deviations differ with ε² = {between:.2f}; `{layers[best]}` is the "
-        f"best identified layer ({max(along('identified')):.2f}) and `{layers[worst]}` the least "
-        f"({min(along('identified')):.2f}). For test inputs most of the variance ({share[most]:.0%}) comes from "
+        f"best identified layer ({max(along('identified')):.2g}) and `{layers[worst]}` the least "
+        f"({min(along('identified')):.2g}). For test inputs most of the variance ({share[most]:.0%}) comes from "
         f"`{layers[most]}`. For novel inputs `explained` falls most in `{layers[lost]}`, from {known[lost]:.0%} to "
         f"{strange[lost]:.0%}. **Inside layers** {dead:.0f} of {units:,} units are identified less than 1 %. "
         f"**Weight size against uncertainty**: rank correlation of |weight| and `identified` over all layers "
