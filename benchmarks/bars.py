@@ -125,7 +125,8 @@ def _predictions(t: Table) -> Iterator[Bar]:
     for net, cpu, cuda in (("mlp", 1000, 400), ("lenet", 200, 10)):
         work, what = f"{net}:predict", f"{TITLES[net]}, linearised prediction, "
         yield t.faster(what + "times faster than laplace-torch's default", work, t.pick(cpu, cuda), default)
-        yield t.faster(what + "times faster than its fastest backend", work, 50, laplace)
+        if not t.cuda:
+            yield t.faster(what + "times faster than its fastest backend", work, 50, laplace)
         ours, theirs = t.ours(work), t.peers(work, default)
         memory = theirs[0]["peak_mb"] / max(ours["peak_mb"], 1.0) if ours and theirs and "peak_mb" in ours else None
         name = theirs[0]["contender"] if theirs else ""

@@ -14,6 +14,7 @@ from whence.errors import BadData
 
 Explain = Callable[[list[float]], str | None]  # what is wrong, from a few numbers; None if nothing is
 
+TOGETHER = 2**22  # values that are looked at together
 EVERY = 256  # checks that are gathered before they are looked at
 
 
@@ -120,10 +121,8 @@ def check_finite(value: Any, what: str, index: int) -> None:
         def explain(bad: list[float], total: int = total) -> str | None:
             return _not_finite(what, index, bad[0], total)
 
-        if gathering(tensor):
-            refuse(total - torch.isfinite(tensor.detach()).sum(), explain)
-        elif not _all_finite(tensor):
-            refuse((~torch.isfinite(tensor)).sum(), explain)
+        if gathering(tensor) or not _all_finite(tensor):
+            refuse(total - _finite(tensor.detach()), explain)
 
 
 def _not_finite(what: str, index: int, bad: float, total: int) -> str | None:
@@ -133,6 +132,14 @@ def _not_finite(what: str, index: int, bad: float, total: int) -> str | None:
         f"{what} of batch {index} hold {bad:.0f} values that are NaN or infinite (of {total}). Clean the data, or "
         "check the network for overflow."
     )
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """The number of values that are finite; in parts, since finding out takes twice the memory of what is looked at."""
+    rows = max(1, TOGETHER * len(tensor) // tensor.numel()) if tensor.dim() else 1
+    parts = tensor.split(rows) if tensor.dim() else (tensor,)
+    found = [torch.isfinite(part).sum() for part in parts]
+    return found[0] if len(found) == 1 else torch.stack(found).sum()
 
 
 def _all_finite(tensor: Tensor) -> bool:

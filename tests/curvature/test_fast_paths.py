@@ -181,6 +181,21 @@ class TestWatch:
         with pytest.raises(BadData, match="the inputs of batch 4 hold 2 values"):
             watch.settle()
 
+    @pytest.mark.parametrize("shape", [(5, 3), (7,), (2, 1, 9), (1, 11)], ids=str)
+    def test_many_values_are_looked_at_in_parts(self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checks, "TOGETHER", 4)
+        values = torch.zeros(shape)
+        check_finite(values, "the inputs", 0)
+        values.view(-1)[[0, 5]] = torch.tensor([torch.nan, -torch.inf])
+        with pytest.raises(BadData, match=f"hold 2 values that are NaN or infinite .of {values.numel()}"):
+            check_finite(values, "the inputs", 0)
+        with pytest.raises(BadData, match="hold 2 values"), Watch(gather_on_cpu=True):
+            check_finite(values, "the inputs", 0)
+
+    def test_a_single_number_is_looked_at(self) -> None:
+        with pytest.raises(BadData, match="hold 1 values"):
+            check_finite(torch.tensor(torch.inf), "the inputs", 0)
+
     def test_it_looks_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checks, "EVERY", 3)
         with Watch(gather_on_cpu=True):

@@ -31,7 +31,7 @@ def test_outputs_that_are_not_finite_are_named_after_all_pieces(link: str, monke
     posterior = whence.laplace(Overflows(), (x, y), likelihood="classification", progress=False)
     posterior.predict(x, link=link)
     monkeypatch.setattr("whence.predictive.dispatch.Watch", partial(Watch, gather_on_cpu=True))
-    monkeypatch.setattr("whence.predictive.linearised.PIECE", 1)
+    monkeypatch.setattr("whence.predictive.linearised.CPU_PIECE", 1)
     monkeypatch.setattr("whence.predictive.linearised.FEW", 7)
     same = posterior.predict(x, link=link)
     torch.testing.assert_close(same.probs, posterior.predict(x, link=link).probs)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Weighted = tuple["BlockGaussian", list["Block"], Tensor, Tensor]
 JOINT_LIMIT = 4 * 2**30  # bytes
-PIECE = 72 * 2**20  # bytes of gradients that go through together on a GPU too: more is hardly faster
+CPU_PIECE, CUDA_PIECE = 32 * 2**20, 72 * 2**20  # bytes of gradients that go through together: more is hardly faster
 KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
 
@@ -96,7 +96,8 @@ def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False) -> in
     squares = 3 * classes * (1 if diagonal else classes)
     each = activations + (3 * rows * classes + squares) * outputs.element_size()
     most = int(budget(outputs.device) // max(each, 1))
-    return max(1, min(most, max(PIECE // max(each, 1), FEW)))
+    enough = CPU_PIECE if outputs.device.type == "cpu" else CUDA_PIECE
+    return max(1, min(most, max(enough // max(each, 1), FEW)))
 
 
 def _needs_rows(block: Any, recording: Any) -> bool:
