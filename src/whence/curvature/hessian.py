@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +14,10 @@ from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
 from whence.curvature.checkpoint import Sums
 from whence.curvature.jacobian import Plan, widened
+from whence.curvature.memory import Room, within
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
-from whence.curvature.sweep import relevant
+from whence.curvature.sweep import Piece, relevant
 from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from whence.curvature.options import Options
 
 LIMIT = 20_000  # parameters; a Hessian takes one backward pass for each
+TOGETHER = 64  # rows
 
 
 def compute(
@@ -38,26 +41,17 @@ def compute(
             "curvature='ggn', or select fewer weights."
         )
     groups = [plan.blocks] if options.structure == "full" or keep is not None else [[b] for b in plan.blocks]
-    network, recorder = plan.network, Recorder(likelihood)
-    like = next(iter(network.params.values()))
+    recorder, room = Recorder(likelihood), Room()
+    like = next(iter(plan.network.params.values()))
     dtype = accumulation_dtype(like.dtype)
     sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
     kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})
     for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept]):
         batch, numbers = relevant(batch, likelihood)
-        if not len(numbers):
-            continue
-        with differentiable(network):
-            outputs = widened(network(batch.inputs))
-            targets = likelihood.check(outputs, batch.targets, batch.index)
-            recorder.add(outputs, targets, batch.index)
-            loss = likelihood.nll(outputs, targets).sum()
-            for group, total in zip(groups, kept.values.values(), strict=True):
-                for start, rows in _rows(plan, group, loss):
-                    if total.dim() == 1:
-                        total[start : start + len(rows)] += rows[:, start : start + len(rows)].diagonal()
-                    else:
-                        total[start : start + len(rows)] += rows
+        if len(numbers):
+            second = _Second(plan, groups, list(kept.values.values()), likelihood, recorder, room)
+            within(room, Piece(batch, numbers, [0] * len(groups)), second.add, _too_large)
+    room.say("the fit", "row")
     totals = kept.values.values()
     return [_structure(total, group, keep) for total, group in zip(totals, groups, strict=True)], recorder.record
 
@@ -67,13 +61,51 @@ def _empty(group: list[Block], diagonal: bool, dtype: torch.dtype, like: Tensor)
     return torch.zeros((size,) if diagonal else (size, size), dtype=dtype, device=like.device)
 
 
-def _rows(plan: Plan, group: list[Block], loss: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Pieces of the Hessian over the group's parameters: (first row, rows)."""
+@dataclass
+class _Second:
+    """Second derivatives of a batch's loss; a piece's columns are the rows that each group has of it."""
+
+    plan: Plan
+    groups: list[list[Block]]
+    totals: list[Tensor]
+    likelihood: Likelihood
+    recorder: Recorder
+    room: Room
+
+    def add(self, piece: Piece) -> None:
+        batch, piece.trying = piece.batch, 0
+        with differentiable(self.plan.network):
+            outputs = widened(self.plan.network(batch.inputs))
+            targets = self.likelihood.check(outputs, batch.targets, batch.index)
+            if not piece.recorded:
+                self.recorder.add(outputs, targets, batch.index)
+                piece.recorded = True
+            loss = self.likelihood.nll(outputs, targets).sum()
+            for i, (group, total) in enumerate(zip(self.groups, self.totals, strict=True)):
+                if piece.columns[i] < len(total):
+                    self._add_rows(piece, i, group, total, loss)
+
+    def _add_rows(self, piece: Piece, i: int, group: list[Block], total: Tensor, loss: Tensor) -> None:
+        piece.trying = step = self.room.columns or TOGETHER
+        for start, rows in _rows(self.plan, group, loss, piece.columns[i], step):
+            which = slice(start, start + len(rows))
+            total[which] += rows[:, which].diagonal() if total.dim() == 1 else rows
+            piece.columns[i] = which.stop
+
+
+def _too_large(piece: Piece) -> str:
+    return (
+        f"one row of the Hessian of one example does not fit into the memory of {piece.rows.device}. Select fewer "
+        "weights with layers=…, or use curvature='ggn'."
+    )
+
+
+def _rows(plan: Plan, group: list[Block], loss: Tensor, done: int, step: int) -> Iterator[tuple[int, Tensor]]:
+    """Pieces of the Hessian over the group's parameters from one row on: (first row, rows)."""
     params = [plan.network.params[p.name] for b in group for p in b.params]
     first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=True)
     flat = torch.cat([g.reshape(-1) for g in first])
-    step = 64
-    for start in range(0, len(flat), step):
+    for start in range(done, len(flat), step):
         eye = torch.zeros(min(step, len(flat) - start), len(flat), dtype=flat.dtype, device=flat.device)
         eye[torch.arange(len(eye)), start + torch.arange(len(eye))] = 1
         if not flat.requires_grad:

@@ -6,20 +6,23 @@ taken over each batch: H̄_λ = E[B W_{λ+1}ᵀ H̄_{λ+1} W_{λ+1} B], B = diag
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from whence.batches import Batch
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.checkpoint import Sums
 from whence.curvature.jacobian import Plan, Recording, affine, widened
 from whence.curvature.layout import TOLERANCE, probe_like
+from whence.curvature.memory import attempt
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.rules import LinearRule
 from whence.curvature.sweep import relevant
-from whence.errors import UnsupportedLayer
+from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import gram
@@ -37,27 +40,36 @@ def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Option
     kept = Sums(plan.network.device)
     for batch in batches.passes(options.passes, options.progress, "kfra", [recorder, kept]):
         batch, rows = relevant(batch, likelihood)
-        size = len(rows)
-        if not size:
-            continue
-        recording = plan.record(batch.inputs, size)
-        outputs = widened(recording.outputs.detach())
-        targets = likelihood.check(outputs, batch.targets, batch.index)
-        recorder.add(outputs, targets, batch.index)
-        slopes, weights = _chain(recording)
-        if not kept.values:
-            _check(recording, slopes, weights)
-            kept.values = _empty(plan, recording.outputs)
-        sums = _by_block(kept.values)
-        mean = likelihood.hessian(outputs, targets)[:, 0].mean(0)  # [C, C]
-        for i in reversed(range(len(weights))):
-            mean = mean * (slopes[i].mT @ slopes[i] / size)
-            a = affine(recording.called[i], plan.blocks[i].form).dense()[0, :, 0]  # type: ignore[arg-type]
-            sums[i][0][0] += gram(a.to(sums[i][0].dtype)).detach()
-            sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
-            sums[i][2][0] += size
-            mean = weights[i].mT @ mean @ weights[i]
+        if len(rows):
+            added = attempt(partial(_add, plan, batch, len(rows), likelihood, recorder, kept))
+            if added is None:
+                raise TooLarge(
+                    f"a batch of {len(rows)} examples does not fit into the memory of {plan.network.device}. KFRA "
+                    "averages over each batch, so that its result would be another one in parts: pass smaller batches."
+                )
     return [Kronecker(a, g, count) for a, g, count in _by_block(kept.values)], recorder.record
+
+
+def _add(plan: Plan, batch: Batch, size: int, likelihood: Likelihood, recorder: Recorder, kept: Sums) -> bool:
+    """Sum one batch."""
+    recording = plan.record(batch.inputs, size)
+    outputs = widened(recording.outputs.detach())
+    targets = likelihood.check(outputs, batch.targets, batch.index)
+    recorder.add(outputs, targets, batch.index)
+    slopes, weights = _chain(recording)
+    if not kept.values:
+        _check(recording, slopes, weights)
+        kept.values = _empty(plan, recording.outputs)
+    sums = _by_block(kept.values)
+    mean = likelihood.hessian(outputs, targets)[:, 0].mean(0)  # [C, C]
+    for i in reversed(range(len(weights))):
+        mean = mean * (slopes[i].mT @ slopes[i] / size)
+        a = affine(recording.called[i], plan.blocks[i].form).dense()[0, :, 0]  # type: ignore[arg-type]
+        sums[i][0][0] += gram(a.to(sums[i][0].dtype)).detach()
+        sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
+        sums[i][2][0] += size
+        mean = weights[i].mT @ mean @ weights[i]
+    return True
 
 
 def _by_block(values: dict[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +19,11 @@ from whence.curvature.capture import gradients
 from whence.curvature.checkpoint import Sums, digest
 from whence.curvature.distributed import Ranks
 from whence.curvature.jacobian import Plan
+from whence.curvature.memory import Room, within
 from whence.curvature.passes import Passes
 from whence.curvature.products import Rooted, Vector, push
 from whence.curvature.record import FitRecord, Recorder
-from whence.curvature.sweep import relevant
+from whence.curvature.sweep import Piece, relevant
 from whence.errors import BadOption, UnsupportedLayer, is_out_of_memory
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -75,32 +77,64 @@ def _product(
     plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, basis: Tensor
 ) -> tuple[Tensor, FitRecord]:
     """H V for V [P, R], in one pass."""
-    network, recorder, vector = plan.network, Recorder(likelihood), Vector(plan.network, plan.blocks)
+    recorder, room = Recorder(likelihood), Room()
     kept = Sums(basis.device, {"product": torch.zeros_like(basis)})
     given = "" if batches.checkpoint is None else digest([basis])
     for batch in batches.passes(options.passes, options.progress, "products", [recorder, kept], given):
-        total = kept.values["product"]
         batch, rows = relevant(batch, likelihood)
-        if not len(rows):
-            continue
+        if len(rows):
+            sums = _Sums(plan, likelihood, options, basis, kept.values["product"], recorder, room)
+            within(room, Piece(batch, rows, [0]), sums.add, _too_large)
+    room.say("the fit", "direction")
+    return kept.values["product"], recorder.record
+
+
+@dataclass
+class _Sums:
+    """What a batch adds to H V; a piece's column counts the directions that it has."""
+
+    plan: Plan
+    likelihood: Likelihood
+    options: Options
+    basis: Tensor
+    total: Tensor
+    recorder: Recorder
+    room: Room
+
+    def add(self, piece: Piece) -> None:
+        network, batch, piece.trying = self.plan.network, piece.batch, 0
         with differentiable(network):
             outputs = network(batch.inputs)
-            targets = likelihood.check(outputs, batch.targets, batch.index)
-            recorder.add(outputs, targets, batch.index)
-            if options.curvature == "ggn":
-                root = likelihood.root(outputs.detach(), targets)  # [N, M, C, K]
+            targets = self.likelihood.check(outputs, batch.targets, batch.index)
+            if not piece.recorded:
+                self.recorder.add(outputs, targets, batch.index)
+                piece.recorded = True
+            if self.options.curvature == "ggn":
+                root = self.likelihood.root(outputs.detach(), targets)  # [N, M, C, K]
             else:
-                root = likelihood.gradient(outputs.detach(), targets).unsqueeze(-1)
-            output = Rooted(root)
+                root = self.likelihood.gradient(outputs.detach(), targets).unsqueeze(-1)
             with _explained():
-                for start in range(0, basis.shape[1], CHUNK):
-                    which = slice(start, start + CHUNK)
-                    _, moved = push(network, batch.inputs, vector.split(basis[:, which].mT), outputs)  # [R, *outputs]
-                    flat = likelihood.flatten(moved.detach().flatten(0, 1)).unflatten(0, moved.shape[:2])
-                    columns = likelihood.unflatten(output.times(flat), outputs)
-                    back = gradients(network, outputs, [network.params[n] for n in vector.names], columns, False)
-                    total[:, which] += vector.join(back, len(columns), total).mT
-    return kept.values["product"], recorder.record
+                self._add_directions(piece, outputs, Rooted(root))
+
+    def _add_directions(self, piece: Piece, outputs: Tensor, output: Rooted) -> None:
+        network, vector = self.plan.network, Vector(self.plan.network, self.plan.blocks)
+        params = [network.params[n] for n in vector.names]
+        while (start := piece.columns[0]) < self.basis.shape[1]:
+            piece.trying = self.room.columns or CHUNK
+            which = slice(start, min(start + piece.trying, self.basis.shape[1]))
+            _, moved = push(network, piece.batch.inputs, vector.split(self.basis[:, which].mT), outputs)
+            flat = self.likelihood.flatten(moved.detach().flatten(0, 1)).unflatten(0, moved.shape[:2])
+            columns = self.likelihood.unflatten(output.times(flat), outputs)  # [R, *outputs]
+            back = gradients(network, outputs, params, columns, False)
+            self.total[:, which] += vector.join(back, len(columns), self.total).mT
+            piece.columns[0] = which.stop
+
+
+def _too_large(piece: Piece) -> str:
+    return (
+        f"one direction through one example does not fit into the memory of {piece.rows.device}. Select fewer weights "
+        "with layers=…, or use structure='kron' or 'diag'."
+    )
 
 
 @contextlib.contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from whence.errors import TooLarge, is_out_of_memory, notice
 
@@ -71,6 +72,42 @@ class Room:
             f"{what} ran out of memory and went on with {' and '.join(chosen)} at a time; its result is the same. "
             "Smaller batches avoid the failed attempts."
         )
+
+
+class Cuttable(Protocol):
+    """Some examples that remember what has been summed of them."""
+
+    rows: Tensor
+    trying: int  # columns under way
+
+    def cut(self, size: int) -> Sequence[Self]: ...
+
+
+P = TypeVar("P", bound=Cuttable)
+
+
+def within(room: Room, piece: P, add: Callable[[P], None], too_large: Callable[[P], str]) -> None:
+    """Sum a piece; halved, where memory runs out, until it fits. What ``add`` has summed it must not sum again."""
+    waiting = [piece]
+    while waiting:
+        now = waiting.pop()
+        if room.examples is not None and len(now.rows) > room.examples:
+            waiting += reversed(now.cut(room.examples))
+        elif not _fits(add, now):
+            release(now.rows.device)
+            if not room.shrink(len(now.rows), now.trying):
+                raise TooLarge(too_large(now))
+            waiting.append(now)
+
+
+def _fits(add: Callable[[P], None], piece: P) -> bool:
+    try:
+        add(piece)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False  # outside of here nothing holds on to what was computed
+        raise
+    return True
 
 
 # What is needed

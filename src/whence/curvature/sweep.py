@@ -17,11 +17,10 @@ from whence.curvature import graphs
 from whence.curvature.accumulate import Accumulator
 from whence.curvature.columns import columns_for
 from whence.curvature.jacobian import Plan, Recording, budget, widened
-from whence.curvature.memory import Room, gib, largest, release, remedy
+from whence.curvature.memory import Room, gib, largest, remedy, within
 from whence.curvature.options import Options
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, Recorder
-from whence.errors import TooLarge, is_out_of_memory
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 
@@ -96,25 +95,7 @@ class Sweep:
 
     def sum_plainly(self, piece: Piece) -> None:
         """Sum a piece; halved, where memory runs out, until it fits."""
-        waiting = [piece]
-        while waiting:
-            now = waiting.pop()
-            if self.room.examples is not None and len(now.rows) > self.room.examples:
-                waiting += reversed(now.cut(self.room.examples))
-            elif not self._fits(now):
-                release(now.rows.device)
-                if not self.room.shrink(len(now.rows), now.trying):
-                    raise TooLarge(self._too_large(now))
-                waiting.append(now)
-
-    def _fits(self, piece: Piece) -> bool:
-        try:
-            self.sum_once(piece)
-        except Exception as error:
-            if is_out_of_memory(error):
-                return False  # outside of here nothing holds on to what was computed
-            raise
-        return True
+        within(self.room, piece, self.sum_once, self._too_large)
 
     def sum_once(self, piece: Piece) -> None:
         """Sum a piece as a whole."""

@@ -11,7 +11,7 @@ G connections, P weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from whence.curvature.units import Units, units_of
 from whence.linalg.spectral import KroneckerSpectral
 from whence.posteriors.block import BlockGaussian
 from whence.predictive.projection import ratio_columns, shared_rows
-from whence.where.shares import Measure, elements, gradients
+from whence.where.shares import Measure, by_pieces, elements
 from whence.where.tabular import Table
 
 if TYPE_CHECKING:
@@ -101,19 +101,25 @@ def connection_shares(
     sums = {
         name: torch.zeros(2, len(p.chosen) * p.connections.count, dtype=torch.float64) for name, p in places.items()
     }
-    for _, grads in gradients(posterior, x, measure):
-        for gaussian, blocks in posterior.gaussians():
-            if posterior.curvature.joint:
-                parts = torch.stack(elements(gaussian, blocks, grads)).sum(1).cpu()  # [2, P]
-                for block, part in zip(blocks, parts.split([b.size for b in blocks], -1), strict=True):
-                    if block.name in places:
-                        sums[block.name] += places[block.name].total(part)
-            elif blocks[0].name in places:
-                sums[blocks[0].name] += _of_block(gaussian, places[blocks[0].name], grads)
+    for parts in by_pieces(posterior, x, measure, lambda _, grads: dict(_by_layer(posterior, places, grads))):
+        for name, part in parts.items():
+            sums[name] += part
     return {
         name: ConnectionShares(tuple(p.chosen), p.connections, *sums[name].reshape(2, len(p.chosen), -1))
         for name, p in places.items()
     }
+
+
+def _by_layer(posterior: Laplace, places: Mapping[str, _Places], grads: Gradients) -> Iterator[tuple[str, Tensor]]:
+    """The parts [2, …] of one piece of the inputs."""
+    for gaussian, blocks in posterior.gaussians():
+        if posterior.curvature.joint:
+            parts = torch.stack(elements(gaussian, blocks, grads)).sum(1).cpu()  # [2, P]
+            for block, part in zip(blocks, parts.split([b.size for b in blocks], -1), strict=True):
+                if block.name in places:
+                    yield block.name, places[block.name].total(part)
+        elif blocks[0].name in places:
+            yield blocks[0].name, _of_block(gaussian, places[blocks[0].name], grads)
 
 
 def connection_table(found: ConnectionShares, total: float, prior_total: float) -> Table:

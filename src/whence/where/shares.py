@@ -9,9 +9,9 @@ Index legend: N inputs, B blocks, K columns (what the trace is over), C outputs,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from whence.predictive.projection import Projection, project
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
+T = TypeVar("T")
 Measure = Literal["variance", "information"]
 
 
@@ -67,12 +68,12 @@ def shares(posterior: Laplace, x: Any, measure: Measure = "variance") -> Shares:
 
     ``measure="information"`` takes ½ tr(Λ V), the mutual information to second order, instead of tr V.
     """
-    variance, prior, outputs = [], [], []
-    for mean, grads in gradients(posterior, x, measure):
+
+    def parts(outputs: Tensor, grads: Gradients) -> tuple[Tensor, Tensor, Tensor]:
         by_block = [_both(posterior, g, blocks, grads) for g, blocks in posterior.gaussians()]
-        variance.append(torch.cat([v for v, _ in by_block], 1))
-        prior.append(torch.cat([p for _, p in by_block], 1))
-        outputs.append(mean)
+        return torch.cat([v for v, _ in by_block], 1), torch.cat([p for _, p in by_block], 1), outputs
+
+    variance, prior, outputs = zip(*by_pieces(posterior, x, measure, parts), strict=True)
     names = tuple(b.name for b in posterior.blocks)
     return Shares(names, torch.cat(variance).cpu(), torch.cat(prior).cpu(), torch.cat(outputs))
 
@@ -85,29 +86,32 @@ def shares_with_units(
     units = {b.name: units_of(posterior.network, b) for b in posterior.blocks}
     sums: dict[str, Tensor] = {}
     variance, prior, outputs = [], [], []
-    for mean, grads in gradients(posterior, x, measure):
-        rows_v, rows_p = [], []
-        for gaussian, blocks in posterior.gaussians():
-            both = _split(posterior, gaussian, blocks, grads, units)
-            rows_v.append(both.variance)
-            rows_p.append(both.prior)
-            for name, values in both.units.items():
-                sums[name] = sums[name] + values if name in sums else values
-        variance.append(torch.cat(rows_v, 1))
-        prior.append(torch.cat(rows_p, 1))
+
+    def parts(mean: Tensor, grads: Gradients) -> tuple[Tensor, list[_Parts]]:
+        return mean, [_split(posterior, gaussian, blocks, grads, units) for gaussian, blocks in posterior.gaussians()]
+
+    for mean, found in by_pieces(posterior, x, measure, parts):
+        variance.append(torch.cat([part.variance for part in found], 1))
+        prior.append(torch.cat([part.prior for part in found], 1))
         outputs.append(mean)
+        for name, values in ((name, values) for part in found for name, values in part.units.items()):
+            sums[name] = sums[name] + values if name in sums else values
     names = tuple(b.name for b in posterior.blocks)
-    found = Shares(names, torch.cat(variance).cpu(), torch.cat(prior).cpu(), torch.cat(outputs))
-    return found, {name: UnitShares(units[name], *sums[name].cpu()) for name in names}
+    every = Shares(names, torch.cat(variance).cpu(), torch.cat(prior).cpu(), torch.cat(outputs))
+    return every, {name: UnitShares(units[name], *sums[name].cpu()) for name in names}
 
 
-def gradients(posterior: Laplace, x: Any, measure: Measure) -> Iterator[tuple[Tensor, Gradients]]:
-    """Outputs [N, C] and gradients of the measure's columns, piece by piece."""
+def by_pieces(posterior: Laplace, x: Any, measure: Measure, compute: Callable[[Tensor, Gradients], T]) -> Iterator[T]:
+    """What is computed from outputs [N, C] and gradients of the measure's columns, of pieces that fit into memory."""
     one_of(measure, ("variance", "information"), "measure")
     if posterior.curvature.keep is not None:
         raise NotDefined("the shares of a subnetwork mask are not defined; use variance().")
+
+    def one(inputs: Inputs) -> T:
+        return compute(*_differentiate(posterior, inputs, measure))
+
     for piece in linearised.pieces(posterior, x):
-        yield _differentiate(posterior, piece, measure)
+        yield from linearised.fitting(posterior, one, piece, "where()")
 
 
 def _differentiate(posterior: Laplace, inputs: Inputs, measure: Measure) -> tuple[Tensor, Gradients]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,11 +53,10 @@ def look(posterior: Laplace, inputs: Inputs, targets: Tensor | None = None) -> L
         return Look(shares, _divided(means, size_of(inputs)), _loss(posterior, inputs, targets))
     traces = torch.zeros(len(posterior.blocks), 2, dtype=torch.float64)
     sums: dict[str, float] = {}
-    for piece in linearised.pieces(posterior, inputs):
-        cov, mean, found = _piece(posterior, piece)
+    for cov, mean, found in _pieces(posterior, inputs):
         traces += found
         prediction = predict_gaussian(posterior.likelihood, mean, cov, "mc", Points(LINK_POINTS), lambda c=cov: c)  # type: ignore[misc]
-        for name, value in _means(prediction, size_of(piece)).items():
+        for name, value in _means(prediction, len(mean)).items():
             sums[name] = sums.get(name, 0.0) + value
     own, prior = traces.sum(0).tolist()
     shares = [
@@ -63,6 +64,11 @@ def look(posterior: Laplace, inputs: Inputs, targets: Tensor | None = None) -> L
         for v, p in traces.tolist()
     ]
     return Look(shares, _divided(sums, size_of(inputs)), _loss(posterior, inputs, targets))
+
+
+def _pieces(posterior: Laplace, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for piece in linearised.pieces(posterior, inputs):
+        yield from linearised.fitting(posterior, partial(_piece, posterior), piece, "tracking")
 
 
 def _piece(posterior: Laplace, piece: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import to_device
+from whence.batches import Inputs, to_device
 from whence.errors import BadOption, need, notice
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.dense import psd_root
@@ -147,14 +147,17 @@ def gap(posterior: Unstructured, structured: Laplace, x: Any) -> Gap:
     _say_other_model(posterior, structured)
     sums = _Sums(len(posterior), posterior.groups, structured)
     network = posterior.network
-    for piece in linearised.pieces(structured, x):
+
+    def parts(piece: Inputs) -> tuple[Tensor, Tensor, linearised.Moments]:
         own = to_device(piece, network.device, network.dtype)
-        parts = []
-        for names in posterior.groups.values():
-            mean, moved = moves(network, own, {n: posterior.deviations[n] for n in names})
-            parts.append(moved.detach())
-        moments = linearised.moments(structured, piece, by_block=True)
-        sums.add(mean.detach().double(), torch.stack(parts).double(), moments)
+        by_group = [{n: posterior.deviations[n] for n in names} for names in posterior.groups.values()]
+        found = [moves(network, own, along) for along in by_group]
+        moved = torch.stack([m.detach() for _, m in found]).double()
+        return found[0][0].detach().double(), moved, linearised.moments(structured, piece, by_block=True)
+
+    for piece in linearised.pieces(structured, x):
+        for mean, moved, moments in linearised.fitting(structured, parts, piece, "the distance"):
+            sums.add(mean, moved, moments)
     return sums.result()
 
 
