@@ -27,16 +27,31 @@ FEW_CALLS = 16  # that must be left for a capture to pay, which takes as long as
 BUSY = 3.0  # how many times longer than launching a batch may take for a graph to pay
 TOLERANCE = 1e-3  # relative; only rounding may differ
 
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
+Capture = Callable[[Callable[[], None], torch.device], Callable[[], None]]
 Computed = tuple[Tensor, ...]
+_streams: dict[int, torch.cuda.Stream] = {}
 
 
-def cuda_capture(function: Callable[[], None]) -> Callable[[], None]:
-    """The kernels that a function launches, as one graph; nothing of it is executed yet."""
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device: torch's own belongs to the device that was current when it was made."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(index)
+    return _streams[index]
+
+
+def cuda_capture(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The kernels that a function launches on a device, as one graph; nothing of it is executed yet."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    stream = capture_stream(device)
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         function()
-    return graph.replay
+
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
+
+    return replay
 
 
 class Way(Enum):
@@ -169,7 +184,8 @@ class Replayed:
         return again
 
     def _attempt(self, inputs: Inputs) -> Graph | None:
-        static, checks = map_tensors(torch.clone, inputs), Checks(_device(inputs))
+        device = _device(inputs)
+        static, checks = map_tensors(torch.zeros_like, inputs), Checks(device)  # what is executed now shows as wrong
         held: list[Computed] = []
 
         def function() -> None:
@@ -177,9 +193,9 @@ class Replayed:
             held[:] = [tuple(t.copy_(f) for t, f in zip(held[0], found, strict=True))] if held else [found]
 
         try:
-            replay = self.capture(function)
+            replay = self.capture(function, device)
         except Exception:  # whatever it is, the plain way meets it too, or does without
-            if _device(inputs).type == "cuda":
+            if device.type == "cuda":
                 torch.cuda.empty_cache()
             return None
         return Graph(replay, list(tensors_in(static)), held[0], checks)

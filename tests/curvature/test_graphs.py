@@ -30,7 +30,7 @@ class Stand:
         monkeypatch.setattr(graphs, "Graphs", self.make)
 
     def make(self, owner: Any, total: int | None) -> Graphs:
-        made = Graphs(owner, total, lambda function: self.capture(made, function))
+        made = Graphs(owner, total, lambda function, device: self.capture(made, function))
         return made
 
     def capture(self, made: Graphs, function: Step) -> Step:
@@ -138,6 +138,23 @@ def test_a_graph_that_adds_something_else_is_dropped(monkeypatch: pytest.MonkeyP
     stand = Stand(monkeypatch, spoil)
     ours = fit(batches())
     assert stand.replays == 1
+    assert_close(ours.covariance(), plain.covariance(), 1e-12)
+    assert ours.record == plain.record
+
+
+def test_what_is_executed_instead_of_captured_is_not_taken_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a second GPU, if the capture were of the first: the kernels run at once, and a replay does nothing."""
+    plain = fit(batches())
+    stand = Stand(monkeypatch)
+
+    def execute(_made: Graphs, function: Step) -> Step:
+        stand.captures += 1
+        function()
+        return lambda: None
+
+    monkeypatch.setattr(stand, "capture", execute)
+    ours = fit(batches())
+    assert stand.captures == 1
     assert_close(ours.covariance(), plain.covariance(), 1e-12)
     assert ours.record == plain.record
 

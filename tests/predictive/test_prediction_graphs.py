@@ -22,9 +22,11 @@ Step = Callable[[], None]
 class Stand:
     """Counts captures and replays; ``spoil`` changes what a replay gives."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoil: float = 0.0, refuse: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, spoil: float = 0.0, refuse: bool = False, execute: bool = False
+    ) -> None:
         self.captures = self.replays = 0
-        self.spoil, self.refuse = spoil, refuse
+        self.spoil, self.refuse, self.execute = spoil, refuse, execute
         monkeypatch.setattr(linearised, "_replays", lambda posterior, piece: posterior.curvature.options.cuda_graphs)
         monkeypatch.setattr(linearised, "Replayed", self.make)
         monkeypatch.setattr(linearised, "piece_size", lambda *_: 4)
@@ -39,11 +41,13 @@ class Stand:
         self.replaying = False
         return Replayed(computed, total, self.capture)
 
-    def capture(self, function: Step) -> Step:
+    def capture(self, function: Step, device: torch.device) -> Step:
         self.captures += 1
         if self.refuse:
             raise RuntimeError("operation not permitted when stream is capturing")
         function()
+        if self.execute:  # as on a second GPU, if the capture were of the first
+            return lambda: None
 
         def again() -> None:
             self.replays += 1
@@ -90,7 +94,7 @@ def test_a_loader_is_replayed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (stand.captures, stand.replays) == (1, 8)
 
 
-@pytest.mark.parametrize("trouble", [{"spoil": 1.0}, {"refuse": True}], ids=str)
+@pytest.mark.parametrize("trouble", [{"spoil": 1.0}, {"refuse": True}, {"execute": True}], ids=str)
 def test_what_a_graph_cannot_do_goes_the_plain_way(trouble: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     post, x = posterior(), inputs(48)
     plain = post.predict(x)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whence.batches import Inputs
 from whence.errors import BadOption
+from whence.replay import capture_stream
 from whence.zoo.feed import outputs_of
 from whence.zoo.objective import Objective
 from whence.zoo.settings import Settings
@@ -69,18 +70,18 @@ class Step:
 
     def _aside(self, x: Tensor, y: Tensor) -> Tensor:
         """An eager step on a side stream, as warming up for a capture asks for."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        stream, current = capture_stream(self.device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             value = self._eager(x, y)
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
         return value
 
     def _capture(self, x: Tensor, y: Tensor) -> Captured:
         graph, inputs, targets = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         self.optimiser.zero_grad(set_to_none=True)
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=capture_stream(self.device)):
                 value = self._forward(inputs, targets, cache=False)
                 value.backward()
         except RuntimeError as error:
@@ -104,7 +105,8 @@ class Captured:
         """Gradients of this batch; an eager step in between may have put other ones in their place."""
         self.inputs.copy_(x)
         self.targets.copy_(y)
-        self.graph.replay()
+        with torch.cuda.device(x.device):
+            self.graph.replay()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
         return self.value
