@@ -21,8 +21,8 @@ EVERY = 256  # checks that are gathered before they are looked at
 class Watch:
     """While it is open, checks on a GPU are gathered; it looks at them now and then, and when it closes."""
 
-    def __init__(self, *, gather_on_cpu: bool = False) -> None:
-        self.gather_on_cpu = gather_on_cpu
+    def __init__(self, *, gather_on_cpu: bool = False, patient: bool = False) -> None:
+        self.gather_on_cpu, self.patient = gather_on_cpu, patient  # patient: it looks when it closes and not before
         self.seen: list[tuple[Tensor, Explain]] = []
         self._token: Token[Watch | None] | None = None
 
@@ -44,7 +44,7 @@ class Watch:
 
     def add(self, evidence: Tensor, explain: Explain) -> None:
         self.seen.append((evidence.detach().reshape(-1), explain))
-        if len(self.seen) >= EVERY:
+        if len(self.seen) >= EVERY and not self.patient:
             self.settle()
 
     def settle(self) -> None:

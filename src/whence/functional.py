@@ -8,7 +8,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.batched_backward = True  # until an operation is met that cannot be batched
+        self.vmapped_backward = True  # and in this way, which is the faster one
         self.forward_mode = True  # until an operation is met whose forward derivative is missing, or another one
         self._hash: str | None = ""
         self.autocast: torch.dtype | None = None  # in which the forward pass computes where autocast allows
@@ -77,6 +78,10 @@ class Network:
         with torch.no_grad():
             for name, value in values.items():
                 self.params[name].copy_(value)
+
+    def tensors(self) -> list[Tensor]:
+        """Buffers and other tensors that its modules have at the moment."""
+        return [t for m in self.module.modules() for part in (vars(m), m._buffers) for t in part.values() if _is(t)]
 
     @property
     def returns_object(self) -> bool:
@@ -142,6 +147,10 @@ class Network:
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+
+
+def _is(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor)
 
 
 def weights_hash(module: nn.Module) -> str:

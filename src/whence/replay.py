@@ -7,6 +7,8 @@ way, and so does what keeps the device busy anyhow.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -25,11 +27,13 @@ T = TypeVar("T")
 WARM = 2  # batches of a shape before one is captured; the second is timed
 FEW_CALLS = 16  # that must be left for a capture to pay, which takes as long as some of them
 BUSY = 3.0  # how many times longer than launching a batch may take for a graph to pay
+SHAPES = 8  # that have a graph, each with memory of its own
 TOLERANCE = 1e-3  # relative; only rounding may differ
 
 Capture = Callable[[Callable[[], None], torch.device], Callable[[], None]]
 Computed = tuple[Tensor, ...]
 _streams: dict[int, torch.cuda.Stream] = {}
+_one_at_a_time = threading.Lock()  # threads share the stream
 
 
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
@@ -44,7 +48,8 @@ def cuda_capture(function: Callable[[], None], device: torch.device) -> Callable
     """The kernels that a function launches on a device, as one graph; nothing of it is executed yet."""
     graph = torch.cuda.CUDAGraph()
     stream = capture_stream(device)
-    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+    with _one_at_a_time, torch.cuda.device(device), torch.cuda.stream(stream), recording:  # fails without leaving it
         function()
 
     def replay() -> None:
@@ -83,7 +88,8 @@ class Choice(Generic[T]):
         self._seen[key] += 1
         if self._seen[key] <= WARM:
             return Way.PLAIN if self._seen[key] < WARM else Way.TIMED
-        if self.left is not None and self.left < self.few:
+        many = sum(graph is not None for graph in self.ready.values()) >= SHAPES
+        if many or (self.left is not None and self.left < self.few):
             self.ready[key] = None
             return Way.PLAIN
         return Way.CAPTURE
@@ -101,7 +107,7 @@ class Checks:
     """What the checks inside a captured function see, which the host looks at after a replay."""
 
     def __init__(self, device: torch.device) -> None:
-        self.watch = Watch(gather_on_cpu=device.type != "cuda")
+        self.watch = Watch(gather_on_cpu=device.type != "cuda", patient=True)
         self.evidence: Tensor | None = None
         self.explains: list[tuple[int, Explain]] = []  # how many numbers each check reads
 
@@ -142,6 +148,7 @@ class Graph:
     inputs: list[Tensor]
     outputs: Computed
     checks: Checks
+    held: list[Tensor]  # what else it reads, so that the memory stays
 
     def __call__(self, inputs: Inputs) -> Computed:
         for static, given in zip(self.inputs, tensors_in(inputs), strict=True):
@@ -152,12 +159,19 @@ class Graph:
 
 
 class Replayed:
-    """A function from inputs to tensors; by graphs where that pays. ``total``: how often it will be called."""
+    """A function from inputs to tensors; by graphs where that pays.
+
+    ``total`` is how often it will be called, ``holds`` gives tensors that it reads and somebody may replace.
+    """
 
     def __init__(
-        self, function: Callable[[Inputs], Computed], total: int | None, capture: Capture = cuda_capture
+        self,
+        function: Callable[[Inputs], Computed],
+        total: int | None,
+        capture: Capture = cuda_capture,
+        holds: Callable[[], list[Tensor]] = list,
     ) -> None:
-        self.function, self.capture = function, capture
+        self.function, self.capture, self.holds = function, capture, holds
         self.choice: Choice[Graph] = Choice(total, FEW_CALLS)
 
     def __call__(self, inputs: Inputs) -> Computed:
@@ -195,10 +209,16 @@ class Replayed:
         try:
             replay = self.capture(function, device)
         except Exception:  # whatever it is, the plain way meets it too, or does without
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            hand_back(device)
             return None
-        return Graph(replay, list(tensors_in(static)), held[0], checks)
+        return Graph(replay, list(tensors_in(static)), held[0], checks, self.holds())
+
+
+def hand_back(device: torch.device) -> None:
+    """What a failed capture has left; before torch 2.12 its pool may be taken for one still in use."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def agree(pairs: Any) -> bool:

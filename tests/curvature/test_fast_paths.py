@@ -13,8 +13,8 @@ import whence
 from tests.comparison import assert_close
 from whence import checks
 from whence.checks import Watch, check_finite
-from whence.curvature import rules
-from whence.curvature.affine import Affine
+from whence.curvature import capture, rules
+from whence.curvature.affine import Affine, gram_of_positions
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.jacobian import Recording
 from whence.curvature.patches import conv_patches
@@ -280,3 +280,26 @@ def test_squares_of_shared_weights_by_every_way(structure: str, groups: int, mon
     for way in ("_by_pairs", "_one_by_one"):
         for ours, wanted in zip(found[way], found["summed_rows"], strict=True):
             assert_close(ours, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gram_matrices_of_half_precision_are_summed_in_single(dtype: torch.dtype) -> None:
+    g = (30 * torch.randn(2, 1, 16, 8, 256, generator=torch.Generator().manual_seed(0))).to(dtype).mT
+    assert g.stride(-1) != 1
+    found, wanted = gram_of_positions(g), gram_of_positions(g.double())
+    assert found.dtype == torch.float32
+    assert_close(found.double(), wanted, 1e-5)
+
+
+def test_a_backward_pass_that_vmap_refuses_is_batched_in_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("vmap: no batching rule")
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.randint(3, (9,))
+    plain = whence.laplace(model, (x, y), likelihood="classification")
+    monkeypatch.setattr(capture, "_vmapped", refuse)
+    found = whence.laplace(model, (x, y), likelihood="classification")
+    assert (found.network.vmapped_backward, found.network.batched_backward) == (False, True)
+    assert_close(found.covariance(), plain.covariance(), 1e-12)

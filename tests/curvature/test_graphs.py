@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
+from tests.curvature.running_out import Failing
 from whence import replay
 from whence.checks import Watch
 from whence.curvature import graphs, sweep
@@ -155,6 +156,16 @@ def test_what_is_executed_instead_of_captured_is_not_taken_for_a_graph(monkeypat
     monkeypatch.setattr(stand, "capture", execute)
     ours = fit(batches())
     assert stand.captures == 1
+    assert_close(ours.covariance(), plain.covariance(), 1e-12)
+    assert ours.record == plain.record
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_no_room_for_the_check_means_no_graph(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fit(batches())
+    Stand(monkeypatch)
+    monkeypatch.setattr(graphs, "copies", Failing(at).wrap(replay.copies))
+    ours = fit(batches())
     assert_close(ours.covariance(), plain.covariance(), 1e-12)
     assert ours.record == plain.record
 

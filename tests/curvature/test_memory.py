@@ -23,6 +23,7 @@ from whence.predictive import linearised, sampled
 PLACES: dict[str, tuple[Any, str]] = {
     "forward": (Plan, "record"),
     "record": (Recorder, "add"),
+    "quality": (Recorder, "_quality"),
     "columns": (sweep, "columns_for"),
     "backward": (Recording, "differentiate"),
     "inputs": (Affine, "gram"),

@@ -83,6 +83,26 @@ def test_rows_of_a_hessian_are_halved_until_they_fit(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(found.covariance(), undisturbed.covariance())
 
 
+def test_too_many_examples_are_not_taken_for_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, options = dense_network(), {"curvature": "hessian", "structure": "full", "prior_precision": 100.0}
+    undisturbed, plain = fitted(network, **options), torch.autograd.grad
+
+    def limited(outputs: Any, inputs: Any, *args: Any, **how: Any) -> Any:
+        if how.get("materialize_grads") and sizes[-1] > 3:
+            raise torch.OutOfMemoryError(str(FULL))
+        return plain(outputs, inputs, *args, **how)
+
+    sizes: list[int] = [0]
+    add = hessian._Second.add
+    monkeypatch.setattr(
+        hessian._Second, "add", lambda self, piece: (sizes.append(len(piece.rows)), add(self, piece))[1]
+    )
+    monkeypatch.setattr(torch.autograd, "grad", limited)
+    with pytest.warns(Notice, match=r"went on with 3 examples \(not 6\) at a time"):
+        found = whence.laplace(network, data(), likelihood="classification", progress=False, **options)
+    torch.testing.assert_close(found.covariance(), undisturbed.covariance())
+
+
 def test_kfra_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kfra, "gram", Failing(1).wrap(kfra.gram))
     with pytest.raises(TooLarge, match=r"a batch of 6 examples does not fit .* pass smaller batches"):

@@ -33,13 +33,13 @@ class Stand:
         monkeypatch.setattr(replay, "BUSY", 1e9)
         monkeypatch.setattr(replay, "FEW_CALLS", 6)
 
-    def make(self, function: Any, total: int | None) -> Replayed:
+    def make(self, function: Any, total: int | None, holds: Any) -> Replayed:
         def computed(inputs: Any) -> Any:
             mean, cov = function(inputs)
             return mean, cov + self.spoil if self.replaying else cov
 
         self.replaying = False
-        return Replayed(computed, total, self.capture)
+        return Replayed(computed, total, self.capture, holds)
 
     def capture(self, function: Step, device: torch.device) -> Step:
         self.captures += 1

@@ -126,7 +126,7 @@ def gram_of_positions(x: Tensor) -> Tensor:
     Where positions outnumber features, example by example: their layout is kept, and nothing is copied.
     """
     *before, _, _, positions, features = x.shape
-    if positions >= 2 * features and x.stride(-1) != 1:
+    if positions >= 2 * features and x.stride(-1) != 1 and not is_narrow(x):
         per_example = (x.mT @ x).sum(-3)
         return per_example.sum(tuple(range(len(before)))) if before else per_example
     return gram(x.movedim(-4, 0).flatten(1, -2))

@@ -165,13 +165,16 @@ def gradients(
 ) -> list[Tensor | None]:
     """Derivatives of ⟨columns[k], outputs⟩ in the edges, batched over k where the operations allow."""
     options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-    if network.batched_backward and len(columns) > 1:
-        try:
-            return _together(outputs, edges, columns, options)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            network.batched_backward = False  # some operation has no batched backward: one column at a time
+    if len(columns) > 1:
+        for name, together in (("vmapped_backward", _vmapped), ("batched_backward", _batched)):
+            if not (network.batched_backward and getattr(network, name)):
+                continue
+            try:
+                return together(outputs, edges, columns, options)
+            except RuntimeError as error:
+                if is_out_of_memory(error) or _capturing():
+                    raise
+                setattr(network, name, False)  # some operation cannot be batched so
     single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
     if len(single) == 1:
         return [None if g is None else g.unsqueeze(0) for g in single[0]]
@@ -187,8 +190,20 @@ def gradients(
     return stacked
 
 
-def _together(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-    """All columns in one backward pass. ``is_grads_batched`` would go through convolutions and pools one by one."""
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured, in which more is forbidden than outside."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _batched(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
+    """All columns in one backward pass, but for convolutions, pools and what else it does one by one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
+
+
+def _vmapped(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
+    """All columns in one backward pass."""
     used: list[bool] = []
 
     def back(column: Tensor) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from whence.batches import map_tensors, tensors_in
-from whence.curvature.memory import release
-from whence.replay import Capture, Checks, Choice, Way, agree, copies, cuda_capture, restore, shapes
+from whence.curvature.memory import attempt, release
+from whence.replay import Capture, Checks, Choice, Way, agree, copies, cuda_capture, hand_back, restore, shapes
 
 if TYPE_CHECKING:
     from whence.curvature.sweep import Piece, Sweep
@@ -45,6 +45,7 @@ class Captured:
     number: Number
     checks: Checks
     counted: list[Tensor]  # what a replay adds to the sums that the host keeps
+    held: list[Tensor]  # what the network has beside its parameters: a graph reads the memory, not the tensor
 
 
 class Graphs:
@@ -72,15 +73,20 @@ class Graphs:
     def _captured(self, piece: Piece) -> Captured | None:
         """Capture a piece's shape, and sum the piece: by the graph if it gives the same, else the plain way."""
         sums, host, recorder = self._sums(), self._host(), self.sweep.recorder
-        before, host_before, size = copies(sums), copies(host), recorder.size
+        before, host_before, size = attempt(partial(copies, sums)), copies(host), recorder.size
         self.sweep.sum_plainly(piece)
-        after, host_after, size_after = copies(sums), copies(host), recorder.size
+        after, host_after, size_after = attempt(partial(copies, sums)), copies(host), recorder.size
+        if before is None or after is None:  # no room for the check
+            release(piece.rows.device)
+            self.choice.on = False
+            return None
         restore([*sums, *host], [*before, *host_before])
         recorder.size = size
-        found = self._attempt(piece)
+        found = attempt(partial(self._attempt, piece))
         if found is not None:
             self._replay(found, piece)
-            if agree((a - b, now - b) for b, a, now in zip(before, after, sums, strict=True)):
+            added = ((a - b, now - b) for b, a, now in zip(before, after, sums, strict=True))
+            if attempt(partial(agree, added)):
                 return found
         restore([*sums, *host], [*after, *host_after])
         recorder.size, self.choice.on = size_after, False
@@ -100,13 +106,14 @@ class Graphs:
         try:
             replay = self.capture(function, piece.rows.device)
         except Exception:
-            release(piece.rows.device)
+            hand_back(piece.rows.device)
             return None
         finally:
             counted = [now - then for now, then in zip(host, before, strict=True)]
             restore(host, before)
             self.sweep.recorder.size = size
-        return Captured(replay, list(tensors_in(inputs)), targets, rows, number, checks, counted)
+        held = self.sweep.plan.network.tensors()
+        return Captured(replay, list(tensors_in(inputs)), targets, rows, number, checks, counted, held)
 
     def _replay(self, captured: Captured, piece: Piece) -> None:
         for static, given in zip(captured.inputs, tensors_in(piece.batch.inputs), strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block
@@ -86,8 +86,12 @@ class _Second:
                     self._add_rows(piece, i, group, total, loss)
 
     def _add_rows(self, piece: Piece, i: int, group: list[Block], total: Tensor, loss: Tensor) -> None:
+        piece.trying = 0
+        params = [self.plan.network.params[p.name] for b in group for p in b.params]
+        first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([g.reshape(-1) for g in first])
         piece.trying = step = self.room.columns or TOGETHER
-        for start, rows in _rows(self.plan, group, loss, piece.columns[i], step):
+        for start, rows in _rows(self.plan, params, flat, piece.columns[i], step):
             which = slice(start, start + len(rows))
             total[which] += rows[:, which].diagonal() if total.dim() == 1 else rows
             piece.columns[i] = which.stop
@@ -100,11 +104,8 @@ def _too_large(piece: Piece) -> str:
     )
 
 
-def _rows(plan: Plan, group: list[Block], loss: Tensor, done: int, step: int) -> Iterator[tuple[int, Tensor]]:
-    """Pieces of the Hessian over the group's parameters from one row on: (first row, rows)."""
-    params = [plan.network.params[p.name] for b in group for p in b.params]
-    first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=True)
-    flat = torch.cat([g.reshape(-1) for g in first])
+def _rows(plan: Plan, params: list[nn.Parameter], flat: Tensor, done: int, step: int) -> Iterator[tuple[int, Tensor]]:
+    """Pieces of the Hessian from one row on, by the gradient ``flat``: (first row, rows)."""
     for start in range(done, len(flat), step):
         eye = torch.zeros(min(step, len(flat) - start), len(flat), dtype=flat.dtype, device=flat.device)
         eye[torch.arange(len(eye)), start + torch.arange(len(eye))] = 1

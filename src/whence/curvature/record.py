@@ -72,8 +72,6 @@ class Recorder:
     def add(self, outputs: Tensor, targets: Tensor, index: int) -> None:
         outputs = outputs.detach()
         check_finite(outputs, "the outputs of the network", index)
-        self._shape = self._shape or tuple(outputs.shape[1:])
-        self.size += len(outputs)
         loss = self.likelihood.nll(outputs, targets).sum(dtype=torch.float64)
         found = {"loss": loss, **self._quality(outputs, targets)}
         values = (found.get(key, 0) for key in SUMS[2:])
@@ -83,6 +81,8 @@ class Recorder:
         else:
             self._sums = self._sums.to(new.device)  # as it was read from a file
             self._sums += new  # in place, for graphs
+        self._shape = self._shape or tuple(outputs.shape[1:])
+        self.size += len(outputs)  # last, so that a batch for which memory ran out is not counted
 
     @property
     def sums(self) -> list[Tensor]:

@@ -185,7 +185,7 @@ def moments_of(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[M
     for piece in pieces(posterior, x, diagonal):
         if compute is None:
             total = math.ceil(size_of(x) / size_of(piece)) if is_inputs(x) else None
-            compute = _replayed(plainly, total) if _replays(posterior, piece) else plainly
+            compute = _replayed(posterior, plainly, total) if _replays(posterior, piece) else plainly
         yield from fitting(posterior, compute, piece)
 
 
@@ -196,12 +196,14 @@ def _replays(posterior: Laplace, piece: Inputs) -> bool:
     return able and options.cuda_graphs and not any(t.requires_grad for t in tensors_in(piece))
 
 
-def _replayed(plainly: Callable[[Inputs], Moments], total: int | None) -> Callable[[Inputs], Moments]:
+def _replayed(
+    posterior: Laplace, plainly: Callable[[Inputs], Moments], total: int | None
+) -> Callable[[Inputs], Moments]:
     def computed(inputs: Inputs) -> tuple[Tensor, Tensor]:
         found = plainly(inputs)
         return found.mean.detach(), found.cov.detach()
 
-    by_graph = Replayed(computed, total)
+    by_graph = Replayed(computed, total, holds=posterior.network.tensors)
 
     def compute(inputs: Inputs) -> Moments:
         mean, cov = by_graph(inputs)

@@ -81,7 +81,8 @@ class Step:
         graph, inputs, targets = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         self.optimiser.zero_grad(set_to_none=True)
         try:
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=capture_stream(self.device)):
+            stream = capture_stream(self.device)
+            with torch.cuda.device(self.device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
                 value = self._forward(inputs, targets, cache=False)
                 value.backward()
         except RuntimeError as error:
