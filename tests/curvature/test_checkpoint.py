@@ -147,7 +147,7 @@ def test_what_was_counted_is_not_computed_again(tmp_path: Path) -> None:
     all_of_them = calls(batches)
     with pytest.raises(Killed):
         quiet(model, Batches(batches, 4), **options, **file)
-    assert calls(batches, **file) == all_of_them - 4
+    assert calls(batches, **file) == all_of_them - 4 - 1  # four batches, and the look at the second one
 
 
 def test_the_end_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from whence.curvature.blocks import Block
 from whence.curvature.capture import Ref
-from whence.curvature.jacobian import CalledUse, chunks, summed_at_first, widened
+from whence.curvature.jacobian import CalledUse, chunks, widened
 from whence.curvature.layout import as_weight
+from whence.curvature.rows import summed_at_first
 from whence.curvature.rules import EmbeddingRule, MatrixRule
 
 if TYPE_CHECKING:

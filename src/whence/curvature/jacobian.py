@@ -8,18 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, take
-from whence.curvature.affine import Affine, outer_sum, times
+from whence.batches import Inputs, map_tensors, size_of, take
+from whence.curvature.affine import Affine, times
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
-from whence.curvature.layout import Inspection, Layout, as_weight, inspect, lead_dims
+from whence.curvature.layout import Inspection, Layout, by_example, holds, inspect, lead_dims, lead_shape
 from whence.curvature.layout import widened as widened
+from whence.curvature.memory import attempt
 from whence.curvature.per_example import PerExample
+from whence.curvature.rows import summed_at_first, use_rows
 from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
@@ -27,6 +31,7 @@ from whence.linalg.dense import is_narrow
 
 BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
+CONFIRMED = 4  # examples of later batches that are looked at
 PIECE = 8 * 2**20  # bytes of patches that are made at a time on the CPU; they stay in the cache
 
 
@@ -261,7 +266,7 @@ class Gradients:
         return [
             (ref, values)
             for index, _ in self.recording.calls_of.get(block.name, [])
-            for ref, values in _use_rows(self.recording.called[index], widened(self.grads[index]), which)
+            for ref, values in use_rows(self.recording.called[index], widened(self.grads[index]), which)
             if ref.name in names
         ]
 
@@ -291,12 +296,6 @@ class Gradients:
         return block.form.unpack(native)
 
 
-def summed_at_first(ids: Tensor, g: Tensor) -> Tensor:
-    """Gradients [K, N, T, F] of looked-up rows [N, T], those of an example's same index summed at its first place."""
-    first = (ids.unsqueeze(2) == ids.unsqueeze(1)).byte().argmax(2)  # [N, T]: first position of the same index
-    return torch.zeros_like(g).scatter_add(2, first[None, :, :, None].expand_as(g), g)
-
-
 def _pairs(ref: Ref, form: MatrixForm) -> slice:
     """Which of a block's pairs a call over some rows of its parameter covers."""
     if ref.whole:
@@ -313,29 +312,6 @@ def _starts(block: Block) -> list[int]:
     return starts
 
 
-def _use_rows(called: CalledUse, g: Tensor, which: slice) -> Iterator[tuple[Ref, Tensor]]:
-    """Per-example gradients of a use's weight and bias, [K, n, numel]."""
-    use, rule = called.use, called.use.rule
-    if isinstance(rule, MatrixRule):
-        g = g[:, :, which]
-        if use.weight is not None:
-            native = outer_sum(g, called.features[:, which])
-            yield use.weight, as_weight(native, rule).flatten(2)
-        if use.bias is not None:
-            yield use.bias, g.sum(3).movedim(1, 2).flatten(2)
-    elif isinstance(rule, EmbeddingRule):
-        assert use.weight is not None
-        g, ids = g[:, which], called.features[which]
-        table = g.new_zeros(*g.shape[:2], use.weight.rows, g.shape[-1])
-        yield use.weight, table.scatter_add(2, ids[None, :, :, None].expand_as(g), g).flatten(2)
-    else:
-        g = g[:, which]
-        if use.weight is not None:
-            yield use.weight, (g * called.features[which]).sum(2)
-        if use.bias is not None:
-            yield use.bias, g.sum(2)
-
-
 class Plan:
     """A network's blocks, and how to record a batch for them."""
 
@@ -343,6 +319,7 @@ class Plan:
         self.network, self.blocks, self.inspection = network, blocks, inspection
         self.fused = False  # whether attention may use its fused kernels: one backward pass and no more
         self.together: int | None = None  # inputs that are known to fit into memory, once that ran out
+        self._confirmed, self._fitting = False, dict[Any, bool]()  # what has been seen of later inputs
         self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
         if network.device.type == "cpu" and any("Conv" in key[0] for key in inspection.layouts):
             network.batched_backward = False  # no faster there, and columns would lie far from each other
@@ -374,24 +351,50 @@ class Plan:
         if all(self._known(use, size) for use in seen.uses):
             return
         again = inspect(self.network, list(self.network_selected()), inputs)
-        fresh = {n for n in again.unexplained if n in self.block_of}
-        if fresh:
-            raise UnsupportedLayer(
-                f"the forward pass uses {sorted(fresh)[0]!r} in a way that it did not on the first batch "
-                f"({again.unexplained[sorted(fresh)[0]]}). Put a batch that takes every path first, or leave it out."
-            )
+        self._refuse(again.unexplained)
         layouts.update(again.layouts)
+        left = [use for use in seen.uses if not self._known(use, size)]
+        self._refuse({n: "its rows cannot be told apart by example" for use in left for n in self._ours(use)})
+
+    def confirm(self, inputs: Inputs, thoroughly: bool = False) -> None:
+        """Refuse inputs for which something else holds than on the first batch; ``thoroughly`` once and for all."""
+        if size_of(inputs) < 2 or (thoroughly and self._confirmed):
+            return
+        inputs = map_tensors(Tensor.detach, inputs)
+        if thoroughly:
+            self._confirmed = True
+            self._refuse(inspect(self.network, list(self.network_selected()), inputs).unexplained)
+        attempt(partial(self._confirm_layouts, take(inputs, slice(0, CONFIRMED))))
+
+    def _confirm_layouts(self, few: Inputs) -> bool:
+        seen, size, layouts = forward(self.network, few), size_of(few), self.inspection.layouts
+        if seen.outputs.requires_grad:
+            for use, grads in zip(seen.uses, by_example(seen, size), strict=True):
+                if use.key in layouts and not holds(layouts[use.key], use, grads, size):
+                    self._refuse(dict.fromkeys(self._ours(use), "its rows belong to other examples"))
+        return True
+
+    def _ours(self, use: Use) -> list[str]:
+        """The parameters of a call that belong to a block with rows."""
+        return [ref.name for ref in (use.weight, use.bias) if ref is not None and ref.name in self.block_of]
+
+    def _refuse(self, otherwise: dict[str, str]) -> None:
+        for name in sorted(otherwise.keys() & self.block_of.keys()):
+            raise UnsupportedLayer(
+                f"the forward pass uses {name!r} in a way that it did not on the first batch ({otherwise[name]}). Put "
+                "a batch that takes every path first (with several examples, not in a special order), or leave it out."
+            )
 
     def network_selected(self) -> Iterator[str]:
         return (name for name, p in self.network.params.items() if p.requires_grad)
 
     def _known(self, use: Use, size: int) -> bool:
-        refs = [ref for ref in (use.weight, use.bias) if ref is not None and ref.name in self.block_of]
-        if not refs:
+        if not self._ours(use):
             return True
         layout = self.inspection.layouts.get(use.key)
         if layout is None:
             return False
-        if layout.kind == "dim" and not isinstance(use.rule, MatrixRule) and layout.dim < len(use.shape):
-            return use.shape[layout.dim] == size
-        return True
+        key = (use.key, layout, use.shape, size)
+        if key not in self._fitting:
+            self._fitting[key] = layout.fits(lead_shape(use), size)
+        return self._fitting[key]

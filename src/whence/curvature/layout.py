@@ -82,14 +82,28 @@ def find_layout(use: Use, by_example: Tensor, size: int) -> Layout | None:
     """
     canonical = use.rule.gradient(by_example)
     start, lead = lead_dims(use, canonical)
-    fitting = []
-    for layout in candidates(lead, size):
-        moved = layout.examples_first(canonical, start, size).abs().movedim(start, 1)
-        energy = moved.flatten(2).amax(2)  # [j, N]
-        if float((energy - energy.diagonal().diag()).max()) <= 1e-6 * float(energy.max()):
-            fitting.append(layout)
+    fitting = [layout for layout in candidates(lead, size) if _stays(layout, canonical, start, size)]
     dead = not bool(canonical.any())
     return fitting[0] if fitting and not (dead and len(fitting) > 1) else None
+
+
+def holds(layout: Layout, use: Use, by_example: Tensor, size: int) -> bool:
+    """Whether a layout that was found on other examples holds for these, if their sizes allow it at all."""
+    canonical = use.rule.gradient(by_example)
+    start, lead = lead_dims(use, canonical)
+    return not layout.fits(lead, size) or _stays(layout, canonical, start, size)
+
+
+def _stays(layout: Layout, canonical: Tensor, start: int, size: int) -> bool:
+    moved = layout.examples_first(canonical, start, size).abs().movedim(start, 1)
+    energy = moved.flatten(2).amax(2)  # [j, N]
+    return float((energy - energy.diagonal().diag()).max()) <= 1e-6 * float(energy.max())
+
+
+def lead_shape(use: Use) -> tuple[int, ...]:
+    """Sizes of the leading dimensions of a call's canonical gradient."""
+    zero = torch.zeros((), device=use.rule.x.device)
+    return lead_dims(use, use.rule.gradient(zero.expand(1, *use.shape)))[1]
 
 
 def rebuilt(use: Use, g: Tensor) -> dict[str, tuple[Ref, Tensor]]:
@@ -98,23 +112,29 @@ def rebuilt(use: Use, g: Tensor) -> dict[str, tuple[Ref, Tensor]]:
     canonical = rule.gradient(g.unsqueeze(0))[0]
     parts: dict[str, tuple[Ref, Tensor]] = {}
     if isinstance(rule, MatrixRule):
-        rows = widened(canonical.flatten(1, -2))  # [E, R, O]
+        rows = widened(_flat(canonical))  # [E, R, O]
         if use.weight is not None:
-            grad = rows.mT @ widened(rule.features().flatten(1, -2))  # [E, O, D]
+            grad = rows.mT @ widened(_flat(rule.features()))  # [E, O, D]
             parts["weight"] = (use.weight, as_weight(grad, rule))
         if use.bias is not None:
             parts["bias"] = (use.bias, rows.sum(1).flatten())
     elif isinstance(rule, EmbeddingRule):
         assert use.weight is not None
         table = canonical.new_zeros(use.weight.rows, canonical.shape[-1])
-        parts["weight"] = (use.weight, table.index_add(0, rule.x.flatten(), canonical.flatten(0, -2)))
+        parts["weight"] = (use.weight, table.index_add(0, rule.x.flatten(), canonical.reshape(-1, canonical.shape[-1])))
     else:
-        rows = canonical.flatten(0, -2)
+        rows = canonical.reshape(-1, canonical.shape[-1])
         if use.weight is not None:
-            parts["weight"] = (use.weight, (rows * rule.features().flatten(0, -2)).sum(0))  # type: ignore[attr-defined]
+            features = rule.features()  # type: ignore[attr-defined]
+            parts["weight"] = (use.weight, (rows * features.reshape(-1, features.shape[-1])).sum(0))
         if use.bias is not None:
             parts["bias"] = (use.bias, rows.sum(0))
     return parts
+
+
+def _flat(t: Tensor) -> Tensor:
+    """[E, *lead, F] → [E, R, F]; a layer may be called on a single vector."""
+    return t.flatten(1, -2) if t.dim() > 2 else t.unsqueeze(1)
 
 
 def as_weight(native: Tensor, rule: MatrixRule) -> Tensor:
@@ -165,12 +185,17 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     return found
 
 
-def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
+def by_example(seen: Pass, size: int) -> list[Tensor]:
+    """For each call the gradients [N, *shape] of a probe at each example alone."""
     probe = probe_like(seen.outputs)
     alone = torch.zeros(size, *probe.shape, dtype=probe.dtype, device=probe.device)
     every = torch.arange(size, device=probe.device)
     alone[every, every] = probe
-    grads = seen.backward(alone, range(len(seen.uses)))
+    return seen.backward(alone, range(len(seen.uses)))
+
+
+def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
+    grads = by_example(seen, size)
     for i, use in enumerate(seen.uses):
         layout = find_layout(use, grads[i], size)
         if layout is not None:

@@ -47,6 +47,8 @@ def run(
         for batch in batches.passes(options.passes, options.progress, label, [recorder, *accumulators], basis):
             batch, rows = relevant(batch, likelihood)
             if len(rows):
+                if batch.index == 1:
+                    plan.confirm(batch.inputs)
                 sweep.add(Piece(batch, rows + options.first, [0] * len(accumulators)))
     room.say("the fit")
     return recorder.record

@@ -39,7 +39,7 @@ def scatter(posterior: Laplace, blocks: list[Block]) -> float:
 
 
 def log_evidence(posterior: Laplace) -> Tensor:
-    """log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], in float64."""
+    """s log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], in float64."""
     if posterior.damping == "factored":
         raise NotDefined("the evidence is not defined for damping='factored'; use damping='exact'.")
     total = torch.tensor(-posterior.record.loss * posterior.data_scale, dtype=torch.float64)

@@ -258,7 +258,7 @@ class Laplace(WeightPosterior):
 
     @full_precision()
     def log_evidence(self) -> Tensor:
-        """log p(D) ≈ log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], at the trained weights."""
+        """log p(D) ≈ s log p(D|θ*) − ½ [(θ*−μ₀)ᵀ Δ (θ*−μ₀) + log det(s H + Δ) − log det Δ], at the trained weights."""
         from whence.posteriors.evidence import log_evidence
 
         return log_evidence(self)

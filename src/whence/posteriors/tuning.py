@@ -41,6 +41,8 @@ def tune(
                 "without validation data the evidence is maximised, which draws nothing: method, num_samples and "
                 "generator have no part in it. Pass validation data, or leave them out."
             )
+        if data_scale is True:
+            raise BadOption("the evidence cannot choose the data scale; pass validation data, or leave data_scale out.")
         return _by_evidence(posterior, per_layer)
     network = posterior.network
     loader = Data(data, network.device, network.dtype, "validation")

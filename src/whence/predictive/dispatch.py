@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +39,8 @@ def predict(
 ) -> Prediction | JointPrediction:
     """See :meth:`whence.posteriors.laplace.Laplace.predict`."""
     one_of(link, LINKS, "link")
-    if num_samples is not None and num_samples < 1:
-        raise BadOption(f"num_samples={num_samples} is not positive.")
+    if num_samples is not None and (not isinstance(num_samples, Integral) or num_samples < 1):
+        raise BadOption(f"num_samples={num_samples} is not a positive whole number.")
     if method is None:
         method = "linearised" if joint or len(posterior.record.output_shape) == 1 else "sampled"
     one_of(method, ("linearised", "sampled"), "method")

@@ -52,6 +52,7 @@ def pieces(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Input
     step: int | None = None
     for piece in as_inputs(x, plan.network.device, plan.network.dtype, 2**31):
         if step is None:
+            plan.confirm(piece, thoroughly=True)
             step = piece_size(posterior, piece, diagonal)
         start, total = 0, size_of(piece)
         while start < total:
