@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -149,3 +150,30 @@ def test_with_a_telling_first_batch_all_is_well(network: type[nn.Module]) -> Non
     together = posterior.predict(X).logit_cov
     alone = torch.cat([posterior.predict(x.unsqueeze(0)).logit_cov for x in X])
     assert_close(together, alone, 1e-9)
+
+
+class Mean(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.a(x).tanh()
+        return self.head(z - z.mean(0))
+
+
+class Dropping(Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(self.a(x).tanh(), 0.5))
+
+
+@pytest.mark.parametrize("network", [Mean, Dropping])
+def test_examples_that_see_each_other_and_chance_are_said(network: type[nn.Module]) -> None:
+    with pytest.warns(whence.errors.Notice, match="differ by .* when fewer of them go through together"):
+        fit(network(), [X], structure="diag")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_is_not_taken_for_that(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.BatchNorm1d(400), nn.Dropout(), nn.Linear(400, 3))
+    x = torch.randn(64, 300).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", whence.errors.Notice)
+        whence.laplace(network.to(dtype), (x, labels(64)), likelihood="classification", layers="last", progress=False)

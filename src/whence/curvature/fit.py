@@ -32,7 +32,7 @@ from whence.curvature.record import FitRecord, warn_if_probabilities
 from whence.curvature.result import Curvature, Fit
 from whence.curvature.selection import Selection
 from whence.curvature.sweep import run
-from whence.errors import BadData, BadFile, EmptyData, NothingSelected, is_out_of_memory
+from whence.errors import BadData, BadFile, EmptyData, NothingSelected, is_out_of_memory, notice
 from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.structures import Kronecker, Structure
@@ -69,6 +69,7 @@ def fit(
     outputs = _first_outputs(network, first.inputs)
     if seed is not None:  # more data for a fit that has said it
         warn_if_probabilities(likelihood, outputs)
+        _warn_if_unsteady(network, first.inputs, outputs)
     options = settle(options, likelihood, outputs)
     if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
         options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
@@ -115,6 +116,26 @@ def _first_outputs(network: Network, inputs: Any) -> Tensor:
                 raise
         memory.release(network.device)
         count //= 2
+
+
+def _warn_if_unsteady(network: Network, inputs: Any, outputs: Tensor) -> None:
+    """Say it if the outputs of an example are others in another batch, or the next time."""
+    half = len(outputs) // 2
+    if not half or not outputs.is_floating_point():
+        return
+    with differentiable(network), torch.no_grad():
+        again = memory.attempt(lambda: network(take(inputs, slice(0, half))))
+    if again is None or again.shape != outputs[:half].shape:
+        return
+    off, size = (again - outputs[:half]).abs().max(), outputs.abs().max()
+    exact = outputs.dtype == torch.float64 and network.autocast is None
+    if bool(off > (1e-8 if exact else 2e-2) * size):
+        notice(
+            f"the outputs of the same examples differ by {float(off / size):.2g} of their size when fewer of them go "
+            "through together. Is something random in evaluation mode (F.dropout without training=self.training), or "
+            "do examples see each other (a mean over the batch, attention without batch_first=True)? Curvature and "
+            "predictions then depend on the batch."
+        )
 
 
 def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
