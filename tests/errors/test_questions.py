@@ -50,6 +50,13 @@ def test_link_of_weight_draws() -> None:
         fit().predict(X, method="sampled", link="probit")
     with refused(BadOption, "joint=True", "linearised", "draw()"):
         fit().predict(X, method="sampled", joint=True)
+    for more in ({"link": "probit"}, {"num_samples": 3}):
+        with pytest.raises(BadOption, match="link and num_samples have no part in it"):
+            fit().predict(X, joint=True, **more)
+    with pytest.raises(BadOption, match=r"num_samples=2\.5 is not a positive whole number"):
+        fit().predict(X, num_samples=2.5)
+    with pytest.raises(BadOption, match="the evidence cannot choose the data scale"):
+        fit().tune(data_scale=True)
 
 
 def test_generator_of_the_linearised_link_is_used() -> None:

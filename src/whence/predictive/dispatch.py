@@ -54,6 +54,8 @@ def predict(
         with torch.set_grad_enabled(wanted):
             return draws.predict(x)
     if joint:
+        if link != "mc" or num_samples is not None:
+            raise BadOption("a joint prediction is of the outputs themselves: link and num_samples have no part in it.")
         return linearised.joint(posterior, x)
     seed = None if generator is None else seed_from(generator)
     return _linearised(posterior, x, link, Points(num_samples or LINK_POINTS, seed))

@@ -111,8 +111,8 @@ def _needs_rows(block: Any, recording: Any) -> bool:
 def require_flat(outputs: Tensor) -> None:
     if outputs.dim() != 2:
         raise NotDefined(
-            f"the linearised predictive is for outputs [N, C]; this network gives {list(outputs.shape)}. Use "
-            "method='sampled'."
+            "the linearised predictive, and what is computed from it (where, novelty), is for outputs [N, C]; this "
+            f"network gives [N, {', '.join(map(str, outputs.shape[1:]))}]. Predict with method='sampled'."
         )
 
 
