@@ -262,6 +262,16 @@ def is_inputs(x: Any) -> bool:
     return isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x))
 
 
+def joined(pieces: Iterable[Tensor], dim: int = 0) -> Tensor:
+    """Outputs of consecutive pieces of the inputs as one."""
+    found = list(pieces)
+    shapes = {tuple(t.shape[dim + 1 :]) for t in found}
+    if len(shapes) > 1:
+        one, other = (f"[{', '.join(['N', *map(str, shape)])}]" for shape in sorted(shapes)[:2])
+        raise BadData(f"the batches give outputs of different shapes, {one} and {other}: predict them one by one.")
+    return torch.cat(found, dim=dim)
+
+
 def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:
     """Pieces of what ``predict`` takes: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
     x = from_numpy(x)

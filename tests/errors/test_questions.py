@@ -8,7 +8,7 @@ from torch import nn
 
 import whence
 from tests.errors.watch import data, mlp, refused
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadData, BadOption, NotDefined
 
 X, Y = torch.linspace(-1, 1, 96).reshape(24, 4), torch.arange(24) % 3
 
@@ -157,3 +157,20 @@ def test_table_of_a_mask() -> None:
 def test_no_input_at_all() -> None:
     with refused(whence.errors.BadData, "int"):
         fit().predict(3)
+
+
+def test_batches_with_outputs_of_different_shapes() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(7, 4), nn.Linear(4, 5)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.out(self.table(ids))
+
+    loader = [(torch.randint(7, (4, t)), torch.randint(5, (4, t))) for t in (3, 5)]
+    posterior = whence.laplace(Tokens(), loader, likelihood=whence.Categorical(class_dim=-1), progress=False)
+    with refused(BadData, "[N, 3, 5]", "[N, 5, 5]", "one by one"):
+        posterior.predict(loader)
+    with refused(NotDefined, "where", "[N, 3, 5]", "method='sampled'"):
+        posterior.where(loader[0][0])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, check_finite, size_of, take
+from whence.batches import Inputs, as_inputs, check_finite, joined, size_of, take
 from whence.curvature.jacobian import budget, widened
 from whence.curvature.memory import Room, attempt, release
 from whence.errors import TooLarge, is_out_of_memory
@@ -53,7 +53,7 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs of every draw, [S, N, …]."""
         with fused_attention_off:
-            found = widened(torch.cat([self._fitting(piece) for piece in self._pieces(x)], dim=1))
+            found = widened(joined((self._fitting(piece) for piece in self._pieces(x)), dim=1))
         self._room.say("the prediction", "draw")
         return found
 

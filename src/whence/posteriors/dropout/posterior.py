@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, map_tensors, size_of, tensors_in
+from whence.batches import Inputs, as_inputs, joined, map_tensors, size_of, tensors_in
 from whence.curvature.jacobian import budget, widened
 from whence.errors import BadData, BadOption, NotDefined, one_of
 from whence.functional import Network, copy_module, fused_attention_off, refuse_batch_statistics
@@ -154,7 +154,7 @@ class DropoutDraws(FunctionDraws):
     def outputs(self, x: Any) -> Tensor:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
         with fused_attention_off, torch.set_grad_enabled(wanted):
-            return widened(torch.cat([self._piece(piece) for piece in self._pieces(x)], dim=1))
+            return widened(joined((self._piece(piece) for piece in self._pieces(x)), dim=1))
 
     def modules(self) -> list[nn.Module]:
         found = self.posterior._found[0] if self.posterior._found else None
