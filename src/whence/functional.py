@@ -32,7 +32,7 @@ class Network:
         self.batched_backward = True  # until an operation is met that cannot be batched
         self.vmapped_backward = True  # and in this way, which is the faster one
         self.forward_mode = True  # until an operation is met whose forward derivative is missing, or another one
-        self._hash: str | None = ""
+        self.hash = ""  # of the weights and buffers, when the snapshot was taken
         self.autocast: torch.dtype | None = None  # in which the forward pass computes where autocast allows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,19 +62,11 @@ class Network:
         for name, fine in zip(network.params, finite, strict=True):
             if not fine:
                 raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
-        network._hash = None
+        network.hash = weights_hash(network.module)
         return network
-
-    @property
-    def hash(self) -> str:
-        """Of the weights and buffers when the snapshot was taken, computed when asked for; empty if there was none."""
-        if self._hash is None:
-            self._hash = weights_hash(self.module)
-        return self._hash
 
     def overwrite(self, values: Mapping[str, Tensor]) -> None:
         """Give parameters other values; the hash stays."""
-        self._hash = self.hash
         with torch.no_grad():
             for name, value in values.items():
                 self.params[name].copy_(value)
@@ -139,7 +131,7 @@ class Network:
         """A copy on another device or in another floating-point type."""
         moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
         moved.select([n for n, p in self.params.items() if p.requires_grad])
-        moved._hash, moved.autocast = self.hash, self.autocast
+        moved.hash, moved.autocast = self.hash, self.autocast
         return moved
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

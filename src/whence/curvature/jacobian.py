@@ -362,9 +362,9 @@ class Plan:
             return
         inputs = map_tensors(Tensor.detach, inputs)
         if thoroughly:
-            self._confirmed = True
             self._refuse(inspect(self.network, list(self.network_selected()), inputs).unexplained)
         attempt(partial(self._confirm_layouts, take(inputs, slice(0, CONFIRMED))))
+        self._confirmed |= thoroughly
 
     def _confirm_layouts(self, few: Inputs) -> bool:
         seen, size, layouts = forward(self.network, few), size_of(few), self.inspection.layouts
