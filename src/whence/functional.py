@@ -154,7 +154,7 @@ def weights_hash(module: nn.Module) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         value = tensor.detach().cpu().contiguous()
         value = value.to(torch.float32) if value.is_floating_point() else value
-        digest.update(value.view(-1).numpy().tobytes())
+        digest.update(value.view(-1).numpy().data)
     return digest.hexdigest()
 
 

@@ -78,6 +78,7 @@ class KroneckerAccumulator(Accumulator):
     def __init__(self, block: Block, sharing: str, like: Tensor) -> None:
         assert block.form is not None
         self.block, self.name, self.reduce = block, block.name, sharing == "reduce"
+        self.coarse = any(len(p.shape) > 2 for p in block.params)  # a convolution
         pairs, outputs, inputs = block.form.native
         dtype = accumulation_dtype(like.dtype)
         a_shape = (pairs, inputs) if block.thin_inputs else (pairs, inputs, inputs)
@@ -87,15 +88,10 @@ class KroneckerAccumulator(Accumulator):
         self.count = torch.zeros(pairs, dtype=torch.float64)  # known without the device
 
     def inputs(self, recording: Recording) -> None:
-        thin, sums = self.block.thin_inputs, Contributions()
         if not self.reduce:
-            for pairs, a in recording.input_pieces(self.block):
-                if thin or isinstance(a, Windows) or not a.adds_in_place:
-                    sums.add(pairs, a.squares() if thin else a.gram(), a.rows)
-                else:
-                    a.add_gram(sums.part(pairs, self.a, a.rows))
-            sums.into(self.a, self.count)
+            self._expanded_inputs(recording)
             return
+        thin, sums = self.block.thin_inputs, Contributions()
         by_pairs: dict[tuple[int, int], list[Affine]] = defaultdict(list)
         for pairs, a in recording.block_inputs(self.block):
             by_pairs[pairs.start, pairs.stop].append(a)
@@ -104,11 +100,29 @@ class KroneckerAccumulator(Accumulator):
             sums.add(slice(start, stop), mean.square().sum(1) if thin else gram(mean), recording.size)
         sums.into(self.a, self.count)
 
+    def _expanded_inputs(self, recording: Recording) -> None:
+        thin, sums = self.block.thin_inputs, Contributions()
+        last: tuple[slice, Affine | Windows] | None = None
+        for pairs, a in recording.input_pieces(self.block):
+            if last is not None:
+                last[1].add_gram(sums.part(last[0], self.a, last[1].rows))
+                last = None
+            if thin:
+                sums.add(pairs, a.squares(), a.rows)
+            elif isinstance(a, Affine) and not a.adds_in_place:
+                sums.add(pairs, a.gram(self.coarse), a.rows)
+            else:
+                last = (pairs, a)
+        if last is not None:  # all the rest is there: it needs no copy of the sum
+            last[1].add_gram(self.a[last[0]])
+            self.count[last[0]] += last[1].rows
+        sums.into(self.a, self.count)
+
     def gradients(self, grads: Gradients) -> None:
-        moment, sums = squares_of_positions if self.block.thin_outputs else gram_of_positions, Contributions()
+        sums = Contributions()
         if not self.reduce:
             for pairs, g in grads.outputs_of(self.block):
-                sums.add(pairs, moment(g))
+                sums.add(pairs, self._moment(g))
             sums.into(self.g)
             return
         by_pairs: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
@@ -116,8 +130,11 @@ class KroneckerAccumulator(Accumulator):
             by_pairs[pairs.start, pairs.stop].append(g)
         for (start, stop), seen in by_pairs.items():
             total = torch.stack([widened(g).sum(3) for g in seen]).sum(0)  # [K, E, N, O]
-            sums.add(slice(start, stop), moment(total.unsqueeze(3)))
+            sums.add(slice(start, stop), self._moment(total.unsqueeze(3)))
         sums.into(self.g)
+
+    def _moment(self, g: Tensor) -> Tensor:
+        return squares_of_positions(g) if self.block.thin_outputs else gram_of_positions(g, self.coarse)
 
     @property
     def takes_direct(self) -> bool:

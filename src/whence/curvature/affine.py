@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from whence.linalg import split
 from whence.linalg.dense import add_upper_gram, gram, is_narrow
 
 
@@ -41,19 +42,19 @@ class Affine:
             return ones
         return torch.cat([self.x, ones], dim=-1) if self.bias else self.x
 
-    def gram(self) -> Tensor:
+    def gram(self, coarse: bool = False) -> Tensor:
         """Σ a aᵀ, [E, D (+ 1), D (+ 1)], of which the upper triangle is meant."""
         if not self.weight:
             dtype = torch.promote_types(self.x.dtype, torch.float32)
             return self.x.new_full((self.x.shape[0], 1, 1), self.rows, dtype=dtype)
-        if self.bias and self.x.is_cuda:
-            return gram_of_positions(self.dense())  # two launches
+        if self.bias and self.x.is_cuda and not self._fast_alone(coarse):
+            return gram_of_positions(self.dense(), coarse)  # two launches
         if self.adds_in_place:
             size = self.x.shape[-1] + self.bias
             out = self.x.new_zeros(1, size, size)
             self.add_gram(out)
             return out
-        inner = gram_of_positions(self.x)
+        inner = gram_of_positions(self.x, coarse)
         if not self.bias:
             return inner
         size = inner.shape[-1]
@@ -67,6 +68,12 @@ class Affine:
         out[:, size, size] = self.rows
         return out
 
+    def _fast_alone(self, coarse: bool) -> bool:
+        """Whether tensor cores multiply x: a width made odd by the 1 costs them most of their speed."""
+        return is_narrow(self.x) or (
+            coarse and len(self.x) == 1 and split.gram_pays(self.x, self.rows, self.x.shape[-1])
+        )
+
     @property
     def adds_in_place(self) -> bool:
         """Whether :meth:`add_gram` is there: wide products on a CPU are better written where they belong."""
@@ -76,9 +83,10 @@ class Affine:
         """Add the upper triangle of :meth:`gram` to ``out`` [1, D (+ 1), D (+ 1)]."""
         flat = self.x[0].flatten(0, 1)  # [N · T, D]
         size = flat.shape[1]
+        sums = (flat.new_ones(1, len(flat)) @ flat)[0] if self.bias else None
         add_upper_gram(flat, out[0, :size, :size])
-        if self.bias:
-            out[0, :size, size] += (flat.new_ones(1, len(flat)) @ flat)[0]
+        if sums is not None:
+            out[0, :size, size] += sums
             out[0, size, size] += self.rows
 
     def squares(self) -> Tensor:
@@ -120,7 +128,7 @@ def times(t: Tensor, basis: Tensor) -> Tensor:
     return (t.flatten(1, -2) @ basis).unflatten(1, t.shape[1:-1])
 
 
-def gram_of_positions(x: Tensor) -> Tensor:
+def gram_of_positions(x: Tensor, coarse: bool = False) -> Tensor:
     """Σ x xᵀ over examples and positions of x [..., E, N, T, D], summed over what stands before E too: [E, D, D].
 
     Where positions outnumber features, example by example: their layout is kept, and nothing is copied.
@@ -129,7 +137,7 @@ def gram_of_positions(x: Tensor) -> Tensor:
     if positions >= 2 * features and x.stride(-1) != 1 and not is_narrow(x):
         per_example = (x.mT @ x).sum(-3)
         return per_example.sum(tuple(range(len(before)))) if before else per_example
-    return gram(x.movedim(-4, 0).flatten(1, -2))
+    return gram(x.movedim(-4, 0).flatten(1, -2), coarse)
 
 
 def squares_of_positions(x: Tensor) -> Tensor:

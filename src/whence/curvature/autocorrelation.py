@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.linalg import split
+
 REACH = 2  # the largest distance of two offsets
+PLACES = 9  # of a window
 PRODUCTS, PAIRS = 13, 81  # products of C × C at each place: here, and with patches
 ROWS = 32768  # places in one product on the CPU: longer float32 sums lose digits
 WORTH = 0.7  # of the other way's cost, counted in products
@@ -36,17 +39,18 @@ class Windows:
         """Number of (example, position) pairs."""
         return self.x.shape[0] * self.x.shape[2] * self.x.shape[3]
 
-    def gram(self) -> Tensor:
-        """Σ a aᵀ, [1, D (+ 1), D (+ 1)]."""
-        inner = autocorrelation_gram(self.x)
-        if not self.bias:
-            return inner.unsqueeze(0)
-        size = len(inner)
-        out = inner.new_empty(1, size + 1, size + 1)
-        out[0, :size, :size] = inner
-        out[0, :size, size] = out[0, size, :size] = window_sums(self.x)
-        out[0, size, size] = self.rows
-        return out
+    def add_gram(self, out: Tensor) -> None:
+        """Add Σ a aᵀ to ``out`` [1, D (+ 1), D (+ 1)]."""
+        channels = self.x.shape[1]
+        inner = autocorrelation_gram(self.x)  # [C, 3, 3, C, 3, 3]
+        sums = window_sums(self.x) if self.bias else None
+        size = PLACES * channels
+        whole = out[0, :size, :size].unflatten(0, inner.shape[:3]).unflatten(-1, inner.shape[3:])
+        whole += inner
+        if sums is not None:
+            out[0, :size, size] += sums
+            out[0, size, :size] += sums
+            out[0, size, size] += self.rows
 
     def squares(self) -> Tensor:
         """The diagonal of :meth:`gram`, [1, D (+ 1)]."""
@@ -72,13 +76,13 @@ def pays(channels: int, height: int, width: int, halved: bool) -> bool:
 
 
 def autocorrelation_gram(x: Tensor) -> Tensor:
-    """Σ over examples and output places of the products of all pairs of a window's entries, [9 C, 9 C]."""
+    """Σ over examples and output places of the products of all pairs of a window's entries, [C, 3, 3, C, 3, 3]."""
     channels = x.shape[1]
     moments = _moments(x.permute(0, 2, 3, 1)).flatten(1)  # [29, C · C]
     plain, mirrored = _assembly(x.device, x.dtype)
     swapped = moments.reshape(-1, channels, channels).mT.flatten(1)
     a = torch.addmm(plain @ moments, mirrored, swapped).reshape(3, 3, 3, 3, channels, channels)
-    return a.permute(4, 0, 1, 5, 2, 3).reshape(9 * channels, 9 * channels)  # from (i_y, i_x, j_y, j_x, c, c')
+    return a.permute(4, 0, 1, 5, 2, 3)  # from (i_y, i_x, j_y, j_x, c, c')
 
 
 def window_sums(x: Tensor) -> Tensor:
@@ -107,11 +111,13 @@ def _plane(last: Tensor) -> Tensor:
     Two zero rows and columns at the end of each frame make a shift in the plane a shift of the flat sequence of places.
     """
     size, height, width, channels = last.shape
-    frames = last.new_zeros(size, height + REACH, width + REACH, channels)
-    frames[:, :height, :width] = last
-    flat = frames.reshape(-1, channels)
     shifts = [y * (width + REACH) + x for y, x in _HALF]
-    return torch.stack([flat[: len(flat) - by].mT @ flat[by:] for by in shifts])
+    rows = size * (height + REACH) * (width + REACH)
+    flat = last.new_zeros(rows + max(shifts), channels)
+    flat[:rows].view(size, height + REACH, width + REACH, channels)[:, :height, :width] = last
+    if split.shifted_pays(flat, channels):
+        return split.shifted_products(flat, rows, shifts)
+    return torch.stack([flat[:rows].mT @ flat[by : rows + by] for by in shifts])
 
 
 def _lines(edges: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ def _products(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     total = torch.zeros(x.shape[0], g.shape[-1], x.shape[-1], dtype=dtype, device=g.device)
     each = len(g) * x.shape[0] * (g.shape[-1] + x.shape[-1]) * total.element_size()
     for which in chunks(flat.shape[2], 2 * each, g.device):
-        squares = flat[:, :, which].to(dtype).square().sum(0)  # [E, r, O]
-        total += squares.mT @ seen[:, which].to(dtype).square()
+        squares = flat[:, :, which].to(dtype).square()
+        summed = squares[0] if len(squares) == 1 else squares.sum(0)  # [E, r, O]
+        total += summed.mT @ seen[:, which].to(dtype).square()
     return total

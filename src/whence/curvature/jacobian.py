@@ -110,9 +110,8 @@ class CalledUse:
         each = positions * rule.x.shape[1] * math.prod(rule.kernel) * rule.x.element_size()
         step = max(1, int(PIECE if rule.x.device.type == "cpu" else budget(rule.x.device)) // max(each, 1))
         for start in range(0, self.size, step):
-            with torch.no_grad():
-                some = replace(rule, x=rule.x[start : start + step])
-                yield some.features() if stays_narrow(rule.x) else widened(some.features())
+            some = replace(rule, x=rule.x[start : start + step].detach())
+            yield some.features() if stays_narrow(rule.x) else widened(some.features())
 
     def _as_seen(self) -> Rule:
         """The rule of a matrix call with the input in the type in which autocast multiplied it."""

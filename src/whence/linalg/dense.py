@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import NotConverged, NotPositiveDefinite, is_out_of_memory
+from whence.linalg import split
 
 Eigen = tuple[Tensor, Tensor]  # λ [..., n] and Q [..., n, n]
 
@@ -32,15 +33,18 @@ def is_narrow(t: Tensor) -> bool:
     return t.dtype in (torch.float16, torch.bfloat16)
 
 
-def gram(x: Tensor) -> Tensor:
+def gram(x: Tensor, coarse: bool = False) -> Tensor:
     """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied.
 
-    Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits.
+    Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits. ``coarse`` numbers
+    come out of convolutions; a GPU has faster products for them.
     """
     if is_narrow(x):
         return _narrow_gram(x)
     if x.dim() == 3 and len(x) == 1:
-        return gram(x[0]).unsqueeze(0)  # a plain product is split over its rows, a batched one is not
+        return gram(x[0], coarse).unsqueeze(0)  # a plain product is split over its rows, a batched one is not
+    if coarse and x.dim() == 2 and split.gram_pays(x, *x.shape):
+        return split.gram(x)
     if x.device.type != "cpu" or x.dim() > 2:
         return x.mT @ x
     out = x.new_zeros(x.shape[-1], x.shape[-1])
@@ -135,9 +139,8 @@ def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
     """Of one batch [B, n, n], whose members belong, ``counts`` at a time, to the names."""
     owner = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
     _require(_finite(matrix), owner, NOT_FINITE)
-    work = torch.add(matrix, matrix.mT).mul_(0.5)
     size, cuda = matrix.shape[-1], matrix.is_cuda
-    work = work.cpu() if cuda and size <= ON_CPU else work
+    work = matrix.cpu() if cuda and size <= ON_CPU else matrix
     double = matrix.dtype == torch.float64 or size <= (CUDA_DOUBLE if work.is_cuda else CPU_DOUBLE)
     try:
         values, vectors = _either(work, double, owner)

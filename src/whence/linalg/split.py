@@ -1,0 +1,102 @@
+"""float32 products on a GPU's tensor cores, every number as the sum of two bfloat16 ones.
+
+x = h + m up to 2⁻¹⁷ |x|, and products of bfloat16 numbers are exact in float32. Tensor cores drop digits when they add,
+so ``ROWS`` rows at a time are summed there, and the pieces in float32. The result is off by some 1e-6 of its norm, so
+this is for numbers that come out of TF32 convolutions (torch's default), which carry a hundred times more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+ROWS = 1024
+WIDE = 512  # Gram matrices from here on,
+WORK = 8e9  # of so many operations, are faster this way
+WIDE_SHIFTED = 128  # and so are shifted products, which share the splitting
+ROOM = 2**29  # bytes of pieces that are held at a time
+
+
+def gram_pays(like: Tensor, rows: int, width: int) -> bool:
+    """Whether :func:`gram` of [rows, width] is faster than one product."""
+    return width >= WIDE and rows >= ROWS and 2.0 * rows * width**2 >= WORK and able(like)
+
+
+def shifted_pays(like: Tensor, width: int) -> bool:
+    """Whether :func:`shifted_products` are."""
+    return width >= WIDE_SHIFTED and able(like)
+
+
+def able(like: Tensor) -> bool:
+    """Whether this device can do it with such numbers, and convolutions do no better."""
+    return like.is_cuda and like.dtype == torch.float32 and _convolutions_in_tf32() and _supported(like.device)
+
+
+def _convolutions_in_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # set by the newer names, in a way that this one cannot say
+        return False
+
+
+def gram(x: Tensor) -> Tensor:
+    """xᵀ x for x [R, D]: hᵀ h + hᵀ m + mᵀ h + mᵀ m."""
+    width = x.shape[1]
+    at_once = ROWS * max(1, ROOM // (4 * width**2))
+    total = x.new_zeros(width, width)
+    for some in x.split(at_once):
+        count = -(-len(some) // ROWS)
+        h, m = _halves(some, count * ROWS).movedim(1, 0).unflatten(1, (count, ROWS))
+        mixed = _product(h, m).sum(0)
+        total += _product(h, h).sum(0)
+        total += _product(m, m).sum(0)
+        total += mixed
+        total += mixed.mT
+    return total
+
+
+def shifted_products(flat: Tensor, rows: int, shifts: Sequence[int]) -> Tensor:
+    """Σ_r x[r] x[r + s]ᵀ for each shift s, of x [rows + max s, C] that is zero from ``rows`` on: [S, C, C]."""
+    width = flat.shape[1]
+    count = -(-rows // ROWS)
+    both = _halves(flat, count * ROWS + max(shifts)).flatten(1)  # [R, 2 · C]
+    pieces = max(1, ROOM // (16 * width**2))
+    found = flat.new_zeros(len(shifts), width, width)
+    for first in range(0, count, pieces):
+        some = min(pieces, count - first)
+        start, stop = first * ROWS, (first + some) * ROWS
+        x = both[start:stop].unflatten(0, (some, ROWS))
+        for total, by in zip(found, shifts, strict=True):
+            parts = _product(x, both[start + by : stop + by].unflatten(0, (some, ROWS)))
+            total += parts.view(some, 2, width, 2, width).sum((0, 1, 3))
+    return found
+
+
+def _halves(x: Tensor, length: int) -> Tensor:
+    """h and m of x [R, D], with rows of zeros up to ``length``: [length, 2, D]."""
+    made = torch.zeros if length > len(x) else torch.empty
+    both = made(length, 2, x.shape[1], dtype=torch.bfloat16, device=x.device)
+    h, m = both[: len(x)].unbind(1)
+    h.copy_(x)
+    m.copy_(x - h)
+    return both
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """xᵀ y in float32, piece by piece: [G, D, D'] from [G, R, D] and [G, R, D']."""
+    return torch.bmm(x.mT, y, out_dtype=torch.float32) if x.is_cuda else x.float().mT @ y.float()
+
+
+@cache
+def _supported(device: torch.device) -> bool:
+    """Such products are there from torch 2.8 on, and need tensor cores for bfloat16."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        _product(*torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16, device=device))
+    except (TypeError, RuntimeError):
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""Products of float32 numbers as sums of two bfloat16 ones, on the CPU: the same numbers, without tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.comparison import assert_close
+from whence.linalg import dense, split
+
+ROUNDING = 2.0**-16  # bfloat16 alone has 2⁻⁹
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "ROWS", 16)
+    monkeypatch.setattr(split, "ROOM", 3 * 4 * 40**2)
+
+
+def numbers(rows: int, width: int) -> Tensor:
+    """Positive ones: what is left out does not cancel."""
+    return torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (16, 40), (17, 40), (200, 40), (150, 7)])
+def test_gram(rows: int, width: int) -> None:
+    x = numbers(rows, width)
+    assert_close(split.gram(x).double(), x.double().mT @ x.double(), ROUNDING if rows < 100 else 2e-6)
+
+
+def test_gram_of_another_layout() -> None:
+    x = numbers(40, 33)
+    assert torch.equal(split.gram(x.mT.contiguous().mT), split.gram(x))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5, 3), (64, 20), (100, 40)])
+def test_shifted_products(rows: int, width: int) -> None:
+    shifts = [0, 1, 7]
+    x = torch.cat([numbers(rows, width), torch.zeros(7, width)])
+    wide = x.double()
+    wanted = torch.stack([wide[:rows].mT @ wide[by : rows + by] for by in shifts])
+    assert_close(split.shifted_products(x, rows, shifts).double(), wanted, ROUNDING)
+
+
+def test_what_it_is_for() -> None:
+    x = torch.zeros(2, 2)
+    assert not split.gram_pays(x, 2**20, 1024)  # not on a CPU
+    assert not split.shifted_pays(x, 1024)
+
+
+def test_a_fit_by_it_is_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 9, 3, padding=1), nn.ReLU(), nn.Conv2d(9, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    data = (torch.randn(30, 8, 6, 6), torch.randint(3, (30,)))
+    plain = whence.laplace(model, data, likelihood="classification", progress=False)
+    calls = []
+
+    def counted(name: str) -> Callable[..., Tensor]:
+        plainly = getattr(split, name)
+
+        def call(*given: Any) -> Tensor:
+            calls.append(name)
+            return plainly(*given)
+
+        return call
+
+    for name in ("gram", "shifted_products"):
+        monkeypatch.setattr(split, name, counted(name))
+    monkeypatch.setattr(split, "able", lambda like: like.dtype == torch.float32)
+    for name, value in {"WIDE": 4, "WORK": 0.0, "WIDE_SHIFTED": 4}.items():
+        monkeypatch.setattr(split, name, value)
+    ours = whence.laplace(model, data, likelihood="classification", progress=False)
+    assert set(calls) == {"gram", "shifted_products"}
+    for a, b in zip(ours.curvature.structures, plain.curvature.structures, strict=True):
+        for key, value in a.tensors().items():
+            assert_close(value, b.tensors()[key], ROUNDING)
+    wide = whence.laplace(model.double(), (data[0].double(), data[1]), likelihood="classification", progress=False)
+    assert_close(ours.covariance(), wide.covariance(), 1e-4)
+
+
+def test_double_precision_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "gram", None)
+    x = numbers(64, 32).double()
+    assert_close(dense.gram(x, coarse=True), x.mT @ x, 1e-14)
