@@ -1,0 +1,133 @@
+"""What only a GPU shows: real graphs beside the plain way, and both beside the CPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import whence
+from tests.comparison import assert_close
+from tests.curvature.test_graphs import OPTIONS, batches, network
+from whence import replay, zoo
+from whence.curvature.affine import Affine
+from whence.curvature.autocorrelation import Windows
+from whence.curvature.patches import conv_patches
+from whence.linalg import dense, split
+from whence.predictive import linearised
+from whence.zoo.step import WARM_UP
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+COUNT = 30  # batches; enough for a capture to pay
+
+
+class Replays:
+    """How many graphs were launched."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays]:
+    found, plain = Replays(), torch.cuda.CUDAGraph.replay
+
+    def counted(self: torch.cuda.CUDAGraph) -> None:
+        found.count += 1
+        plain(self)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    monkeypatch.setattr(replay, "BUSY", 1e9)  # these networks are small, but nothing is left to the clock
+    return found
+
+
+def fit(device: str, **options: Any) -> whence.Laplace:
+    data = [(x.to(device), y.to(device)) for x, y in batches(COUNT)]
+    given = {"likelihood": "classification", "progress": False, "generator": torch.Generator().manual_seed(3)}
+    return whence.laplace(network().to(device), data, **{**given, **options})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_fits_by_graphs_are_those_of_the_plain_way_and_of_the_cpu(options: dict[str, Any], replays: Replays) -> None:
+    ours = fit("cuda", **options)
+    assert replays.count >= COUNT // 2
+    launched = replays.count
+    plain = fit("cuda", cuda_graphs=False, **options)
+    assert replays.count == launched
+    for a, b in zip(ours.curvature.structures, plain.curvature.structures, strict=True):
+        for key, value in a.tensors().items():
+            assert_close(value, b.tensors()[key], 1e-10)
+    assert ours.record.loss == pytest.approx(plain.record.loss, rel=1e-10)
+    if options.get("curvature") != "mc":  # devices draw other labels
+        assert_close(ours.covariance().cpu(), fit("cpu", **options).covariance(), 1e-8)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "ekfac", "full"])
+def test_predictions_by_graphs(structure: str, replays: Replays, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, x = fit("cuda", structure=structure), torch.cat([x for x, _ in batches(COUNT)]).cuda()
+    monkeypatch.setattr(linearised, "piece_size", lambda *_: 4)
+    launched = replays.count
+    ours = posterior.predict(x, link="probit")
+    assert replays.count > launched
+    cpu = fit("cpu", structure=structure).predict(x.cpu(), link="probit")
+    assert_close(ours.logit_cov.cpu(), cpu.logit_cov, 1e-8)
+    assert_close(ours.probs.cpu(), cpu.probs, 1e-8)
+
+
+def test_a_bad_batch_of_a_replayed_fit_is_named(replays: Replays) -> None:
+    data = [(x.cuda(), y.cuda()) for x, y in batches(COUNT)]
+    data[20][1][0] = 7
+    with pytest.raises(whence.errors.WhenceError, match="batch 20"):
+        whence.laplace(network().cuda(), data, likelihood="classification", progress=False)
+    assert replays.count
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_captured_training_is_training(amp: bool, replays: Replays) -> None:
+    x, y = torch.cat([x for x, _ in batches(64)]).float(), torch.cat([y for _, y in batches(64)])
+    found = {}
+    for capture in (False, True):
+        settings = zoo.Settings(epochs=3, batch_size=16, lr=0.05, capture=capture, amp=amp)
+        found[capture] = zoo.train(network().float(), (x, y), settings, device="cuda", progress=False)
+        assert bool(replays.count) == capture
+    assert replays.count >= 3 * (len(y) // 16) - WARM_UP
+    for one, other in zip(found[True].network.parameters(), found[False].network.parameters(), strict=True):
+        assert_close(one, other, 1e-2 if amp else 1e-4)
+    assert found[True].history[-1].loss == pytest.approx(found[False].history[-1].loss, rel=1e-2 if amp else 1e-4)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5120, 1024), (70_000, 512), (3000, 2304), (40_000, 2304)])
+def test_wide_sums_by_tensor_cores(rows: int, width: int) -> None:
+    x = torch.randn(rows, width, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).relu()
+    assert split.gram_pays(x, rows, width)
+    wanted = x.double().mT @ x.double()
+    assert_close(dense.gram(x, coarse=True).double(), wanted, 2e-6)
+    assert_close(dense.gram(x).double(), wanted, 1e-6)
+    found = Affine(x[None, :, None], True, True).gram(coarse=True)[0]
+    assert_close(found[:-1, :-1].double(), wanted, 2e-6)
+    assert_close(found[:-1, -1].double(), x.double().sum(0), 2e-6)
+    assert float(found[-1, -1]) == rows
+
+
+@pytest.mark.parametrize("shape", [(64, 256, 14, 14), (40, 128, 9, 20)], ids=str)
+def test_autocorrelations_by_tensor_cores(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).relu()
+    size = 9 * shape[1] + 1
+    wanted = Affine(conv_patches(x.double(), (3, 3), 1, 1, 1, 1), True, True).gram()
+    for way in (True, False):
+        assert split.shifted_pays(x, shape[1]) is way
+        found = x.new_zeros(1, size, size)
+        Windows(x, True).add_gram(found)
+        assert_close(found.double(), wanted, 2e-6 if way else 1e-6)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions in full single precision
+
+
+@pytest.mark.parametrize("width", [64, 769, 1024])
+def test_half_precision_is_summed_in_single(width: int) -> None:
+    x = torch.randn(1, 4096, 1, width, device="cuda").bfloat16()
+    found = Affine(x, True, True).gram()[0]
+    assert found.dtype == torch.float32
+    wide = torch.cat([x.double().squeeze(), torch.ones(4096, 1, device="cuda", dtype=torch.float64)], 1)
+    assert_close(found.double(), wide.mT @ wide, 1e-4)
