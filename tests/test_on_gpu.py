@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,7 @@ class Replays:
 
     def __init__(self) -> None:
         self.count = 0
+        self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
 
 @pytest.fixture
@@ -36,6 +39,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays]:
 
     def counted(self: torch.cuda.CUDAGraph) -> None:
         found.count += 1
+        found.graphs.add(self)
         plain(self)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
@@ -62,6 +66,18 @@ def test_fits_by_graphs_are_those_of_the_plain_way_and_of_the_cpu(options: dict[
     assert ours.record.loss == pytest.approx(plain.record.loss, rel=1e-10)
     if options.get("curvature") != "mc":  # devices draw other labels
         assert_close(ours.covariance().cpu(), fit("cpu", **options).covariance(), 1e-8)
+
+
+def test_graphs_go_with_the_fit(replays: Replays) -> None:
+    gc.collect()
+    gc.disable()  # nothing is left to be found by chance
+    try:
+        posterior = fit("cuda")
+        assert replays.count
+        assert not replays.graphs
+        posterior.predict(batches(1)[0][0].cuda())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "ekfac", "full"])

@@ -8,10 +8,11 @@ way, and so does what keeps the device busy anyhow.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -26,7 +27,7 @@ from whence.checks import Explain, Watch, collecting, refuse
 T = TypeVar("T")
 WARM = 2  # batches of a shape before one is captured; the second is timed
 FEW_CALLS = 16  # that must be left for a capture to pay, which takes as long as some of them
-BUSY = 3.0  # how many times longer than launching a batch may take for a graph to pay
+BUSY = 1.5  # how many times longer than launching a batch may take for a graph to pay
 SHAPES = 8  # that have a graph, each with memory of its own
 TOLERANCE = 1e-3  # relative; only rounding may differ
 
@@ -44,12 +45,31 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return _streams[index]
 
 
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """What is launched inside goes into the graph and is not executed; an error leaves the stream as it was."""
+    stream = capture_stream(device)
+    recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+    with _one_at_a_time, _uncollected(), torch.cuda.device(device), torch.cuda.stream(stream), recording:
+        yield
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: it may free an older graph, which is not permitted during a capture."""
+    collecting_garbage = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting_garbage:
+            gc.enable()
+
+
 def cuda_capture(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """The kernels that a function launches on a device, as one graph; nothing of it is executed yet."""
     graph = torch.cuda.CUDAGraph()
-    stream = capture_stream(device)
-    recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-    with _one_at_a_time, torch.cuda.device(device), torch.cuda.stream(stream), recording:  # fails without leaving it
+    with capturing(graph, device):
         function()
 
     def replay() -> None:

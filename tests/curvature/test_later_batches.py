@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
+from whence.curvature import layout
 from whence.errors import UnsupportedLayer
 
 DOUBLE = torch.float64
@@ -115,6 +116,22 @@ def test_a_later_batch_that_does_otherwise_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedLayer, match="in a way that it did not on the first batch"):
         fit(network(), batches, structure=structure)
+
+
+def test_two_examples_are_looked_at_where_more_would_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = layout.by_example
+
+    def seen_by(seen: Any, size: int) -> list[Tensor]:
+        sizes.append(size)
+        return plain(seen, size)
+
+    monkeypatch.setattr(layout, "by_example", seen_by)
+    monkeypatch.setattr(layout, "PROBED", 1)
+    falling = X[X[:, 0].argsort(descending=True)]
+    with pytest.raises(UnsupportedLayer, match="belong to other examples"):
+        fit(Sorts(), [X[X[:, 0].argsort()], falling])
+    assert sizes == [2, 2]
 
 
 @pytest.mark.parametrize(

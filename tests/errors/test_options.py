@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 
@@ -131,3 +134,30 @@ def test_level_of_an_interval(fitted: whence.Laplace, level: float) -> None:
 def test_data_scale(fitted: whence.Laplace, scale: float) -> None:
     with refused(BadOption, "data scale", "positive", str(scale)):
         fitted.with_data_scale(scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "home"),
+    [
+        ({"structure": "diag", "rank": 5}, "lowrank"),
+        ({"structure": "diag", "max_factor": 5}, "kron"),
+        ({"structure": "kron", "curvature": "ggn", "draws": 3}, "mc"),
+        ({"structure": "kron", "draws": 3}, "mc"),
+    ],
+    ids=str,
+)
+def test_an_option_without_a_part_is_told_of(options: dict[str, Any], home: str) -> None:
+    name, value = list(options.items())[-1]
+    with pytest.warns(whence.errors.Notice, match=f"{name}={value} has no part in .*'{home}'"):
+        whence.laplace(mlp(), data(), likelihood="classification", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"structure": "lowrank", "rank": 5}, {"max_factor": 2000}, {"curvature": "mc", "draws": 3}],
+    ids=str,
+)
+def test_an_option_with_a_part_is_not(options: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whence.laplace(mlp(), data(), likelihood="classification", **options)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from whence.curvature.affine import Affine, gram_of_positions, squares_of_positions
-from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block
 from whence.curvature.by_call import squares_by_call
 from whence.curvature.jacobian import Gradients, Recording, chunks, widened
@@ -102,20 +101,16 @@ class KroneckerAccumulator(Accumulator):
 
     def _expanded_inputs(self, recording: Recording) -> None:
         thin, sums = self.block.thin_inputs, Contributions()
-        last: tuple[slice, Affine | Windows] | None = None
-        for pairs, a in recording.input_pieces(self.block):
-            if last is not None:
-                last[1].add_gram(sums.part(last[0], self.a, last[1].rows))
-                last = None
+        for pairs, a, last in recording.input_pieces(self.block):
             if thin:
                 sums.add(pairs, a.squares(), a.rows)
             elif isinstance(a, Affine) and not a.adds_in_place:
                 sums.add(pairs, a.gram(self.coarse), a.rows)
-            else:
-                last = (pairs, a)
-        if last is not None:  # all the rest is there: it needs no copy of the sum
-            last[1].add_gram(self.a[last[0]])
-            self.count[last[0]] += last[1].rows
+            elif not last:
+                a.add_gram(sums.part(pairs, self.a, a.rows))
+            else:  # nothing can fail any more: it needs no copy of the sum
+                a.add_gram(self.a[pairs])
+                self.count[pairs] += a.rows
         sums.into(self.a, self.count)
 
     def gradients(self, grads: Gradients) -> None:

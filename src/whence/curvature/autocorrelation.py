@@ -10,13 +10,13 @@ Index legend: N examples, C channels, H × W places; rows and columns of A are (
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from whence.linalg import split
 
@@ -57,14 +57,12 @@ class Windows:
         inner = window_sums(self.x.square()).unsqueeze(0)
         return torch.cat([inner, inner.new_full((1, 1), self.rows)], 1) if self.bias else inner
 
-    def pieces(self) -> Iterator[Windows]:
+    def pieces(self) -> list[Windows]:
         """Few enough examples at a time that sums stay exact."""
         if self.x.device.type != "cpu":
-            yield self
-            return
+            return [self]
         frame = (self.x.shape[2] + REACH) * (self.x.shape[3] + REACH)
-        for some in self.x.split(max(1, ROWS // frame)):
-            yield Windows(some, self.bias)
+        return [Windows(some, self.bias) for some in self.x.split(max(1, ROWS // frame))]
 
 
 def pays(channels: int, height: int, width: int, halved: bool) -> bool:
@@ -87,11 +85,9 @@ def autocorrelation_gram(x: Tensor) -> Tensor:
 
 def window_sums(x: Tensor) -> Tensor:
     """Σ over examples and output places of a window's entries, [9 C]."""
-    total = x.sum(0, dtype=torch.float64)  # [C, H, W]
-    lines = [total[:, 0], total[:, -1], total[:, :, 0], total[:, :, -1]]
-    corners = [total[:, y, side] for y in (0, -1) for side in (0, -1)]
-    parts = torch.stack([total.sum((1, 2)), *(line.sum(1) for line in lines), *corners], dim=1)  # [C, 9]
-    return (parts @ _sum_assembly(x.device)).reshape(-1).to(x.dtype)
+    places = x.shape[2:]
+    frame = F.pad(x.sum(0, dtype=torch.float64), (1, 1, 1, 1))  # [C, H + 2, W + 2]
+    return (F.avg_pool2d(frame, places, stride=1) * places.numel()).flatten().to(x.dtype)
 
 
 def _moments(last: Tensor) -> Tensor:
@@ -158,18 +154,3 @@ def _assembly(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]
         if iy == jy and ix == jx and iy in _EDGE and ix in _EDGE:
             plain[pair, 25 + 2 * _EDGE[iy] + _EDGE[ix]] += 1
     return plain.to(device, dtype), mirrored.to(device, dtype)
-
-
-@cache
-def _sum_assembly(device: torch.device) -> Tensor:
-    """Window sums from all places, four edges and four corners: [9 parts, 9 offsets]."""
-    table = torch.zeros(9, 9, dtype=torch.float64)
-    for offset, (y, x) in enumerate(itertools.product(range(3), repeat=2)):
-        table[0, offset] = 1
-        if y in _EDGE:
-            table[1 + _EDGE[y], offset] = -1
-        if x in _EDGE:
-            table[3 + _EDGE[x], offset] = -1
-        if y in _EDGE and x in _EDGE:
-            table[5 + 2 * _EDGE[y] + _EDGE[x], offset] = 1
-    return table.to(device)

@@ -90,6 +90,7 @@ def fit(
         values = likelihood.fingerprint(widened(outputs), first.targets[: len(outputs)])
         signature = _signature(plan, data, likelihood, options, keep, mine, ranks)
         checkpoint.belongs(signature | ({VALUES: values} if values else {}), data.source)
+    del outputs  # those of a language model take gigabytes
     curvature = _compute(plan, batches, likelihood, options, keep, ranks)
     if not curvature.record.targets:
         raise BadData("the data hold no target that counts: every label is ignore_index.")

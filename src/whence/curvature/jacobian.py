@@ -19,7 +19,7 @@ from whence.curvature.affine import Affine, times
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
-from whence.curvature.layout import Inspection, Layout, by_example, holds, inspect, lead_dims, lead_shape
+from whence.curvature.layout import Inspection, Layout, contradicted, inspect, lead_dims, lead_shape
 from whence.curvature.layout import widened as widened
 from whence.curvature.memory import attempt
 from whence.curvature.per_example import PerExample
@@ -32,7 +32,7 @@ from whence.linalg.dense import is_narrow
 BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
 CONFIRMED = 4  # examples of later batches that are looked at
-PIECE = 8 * 2**20  # bytes of patches that are made at a time on the CPU; they stay in the cache
+PIECE = 16 * 2**20  # bytes of patches that are made at a time on the CPU; they stay in the cache
 
 
 def budget(device: torch.device) -> int:
@@ -87,31 +87,35 @@ class CalledUse:
             self._features = found if self.keep_graph else found.detach()
         return self._features
 
-    def pieces(self, form: MatrixForm) -> Iterator[Affine | Windows]:
-        """What a matrix call saw, a convolution's patches a few examples at a time or by autocorrelation."""
-        for x in self._pieces(form):
-            yield x if isinstance(x, Windows) else Affine(x, bool(form.inputs), form.bias)
+    def pieces(self, form: MatrixForm) -> Iterator[tuple[Affine | Windows, bool]]:
+        """What a matrix call saw, a convolution's patches a few examples at a time or by autocorrelation.
 
-    def _pieces(self, form: MatrixForm) -> Iterator[Tensor | Windows]:
+        With each: whether it is the last.
+        """
+        for x, last in self._pieces(form):
+            yield x if isinstance(x, Windows) else Affine(x, bool(form.inputs), form.bias), last
+
+    def _pieces(self, form: MatrixForm) -> Iterator[tuple[Tensor | Windows, bool]]:
         rule = self.use.rule
         plain = self.layout == Layout("dim", 0) and isinstance(rule, ConvRule) and len(rule.x) == self.size
         if self._features is not None or self.keep_graph:
-            yield self.features
+            yield self.features, True
             return
         rule = self._as_seen()
         if not plain:
-            yield self._examples_first(rule).detach() if stays_narrow(rule.x) else self.features
+            yield self._examples_first(rule).detach() if stays_narrow(rule.x) else self.features, True
             return
         assert isinstance(rule, ConvRule)
         if form.inputs and rule.by_autocorrelation() and not stays_narrow(rule.x):
-            yield from Windows(widened(rule.x.detach()), form.bias).pieces()
+            windows = Windows(widened(rule.x.detach()), form.bias).pieces()
+            yield from ((some, some is windows[-1]) for some in windows)
             return
         positions = self.use.shape[2:].numel()
         each = positions * rule.x.shape[1] * math.prod(rule.kernel) * rule.x.element_size()
         step = max(1, int(PIECE if rule.x.device.type == "cpu" else budget(rule.x.device)) // max(each, 1))
         for start in range(0, self.size, step):
-            some = replace(rule, x=rule.x[start : start + step].detach())
-            yield some.features() if stays_narrow(rule.x) else widened(some.features())
+            patches = replace(rule, x=rule.x[start : start + step].detach()).features()
+            yield patches if stays_narrow(rule.x) else widened(patches), start + step >= self.size
 
     def _as_seen(self) -> Rule:
         """The rule of a matrix call with the input in the type in which autocast multiplied it."""
@@ -195,12 +199,13 @@ class Recording:
         for index, ref in self.calls_of.get(block.name, []):
             yield _pairs(ref, block.form), affine(self.called[index], block.form)
 
-    def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows]]:
-        """The same piece by piece, for sums over examples."""
+    def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows, bool]]:
+        """The same piece by piece, for sums over examples; with each, whether it is the last."""
         assert block.form is not None
-        for index, ref in self.calls_of.get(block.name, []):
-            for piece in self.called[index].pieces(block.form):
-                yield _pairs(ref, block.form), piece
+        calls = self.calls_of.get(block.name, [])
+        for i, (index, ref) in enumerate(calls, 1):
+            for piece, last in self.called[index].pieces(block.form):
+                yield _pairs(ref, block.form), piece, last and i == len(calls)
 
 
 def affine(called: CalledUse, form: MatrixForm) -> Affine:
@@ -362,16 +367,10 @@ class Plan:
         inputs = map_tensors(Tensor.detach, inputs)
         if thoroughly:
             self._refuse(inspect(self.network, list(self.network_selected()), inputs).unexplained)
-        attempt(partial(self._confirm_layouts, take(inputs, slice(0, CONFIRMED))))
+        few = take(inputs, slice(0, CONFIRMED))
+        for use in attempt(partial(contradicted, self.network, few, self.inspection.layouts)) or []:
+            self._refuse(dict.fromkeys(self._ours(use), "its rows belong to other examples"))
         self._confirmed |= thoroughly
-
-    def _confirm_layouts(self, few: Inputs) -> bool:
-        seen, size, layouts = forward(self.network, few), size_of(few), self.inspection.layouts
-        if seen.outputs.requires_grad:
-            for use, grads in zip(seen.uses, by_example(seen, size), strict=True):
-                if use.key in layouts and not holds(layouts[use.key], use, grads, size):
-                    self._refuse(dict.fromkeys(self._ours(use), "its rows belong to other examples"))
-        return True
 
     def _ours(self, use: Use) -> list[str]:
         """The parameters of a call that belong to a block with rows."""

@@ -94,6 +94,18 @@ def holds(layout: Layout, use: Use, by_example: Tensor, size: int) -> bool:
     return not layout.fits(lead, size) or _stays(layout, canonical, start, size)
 
 
+def contradicted(network: Network, few: Inputs, layouts: dict[Any, Layout]) -> list[Use]:
+    """The calls for which a layout that was found on other examples does not hold on these."""
+    seen, size = forward(network, few), size_of(few)
+    if (fewer := probed(seen, size)) < size:
+        del seen
+        return contradicted(network, take(few, slice(0, fewer)), layouts)
+    if not seen.outputs.requires_grad:
+        return []
+    grads = zip(seen.uses, by_example(seen, size), strict=True)
+    return [use for use, g in grads if use.key in layouts and not holds(layouts[use.key], use, g, size)]
+
+
 def _stays(layout: Layout, canonical: Tensor, start: int, size: int) -> bool:
     moved = layout.examples_first(canonical, start, size).abs().movedim(start, 1)
     energy = moved.flatten(2).amax(2)  # [j, N]
@@ -166,12 +178,9 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
         few = concatenate([few, few])  # two, so that the example dimension can be told from others of size one
     size = size_of(few)
     seen = forward(network, few)
-    each = sum(use.shape.numel() for use in seen.uses) * seen.outputs.element_size() // size
-    if size > 2 and size * size * each > PROBED:  # every example's gradient goes to all of them
-        fewer = max(2, math.isqrt(PROBED // each))
-        if fewer < size:
-            del seen
-            return _inspect(network, selected, inputs, fewer)
+    if (fewer := probed(seen, size)) < size:
+        del seen
+        return _inspect(network, selected, inputs, fewer)
     if seen.outputs.shape[0] != size:
         raise BadData(
             f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first dimension "
@@ -183,6 +192,12 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     _find_layouts(found, seen, size)
     _check_gradients(found, seen, network, selected)
     return found
+
+
+def probed(seen: Pass, size: int) -> int:
+    """How many of a pass's examples can be probed: every one's gradient goes to all of them."""
+    each = sum(use.shape.numel() for use in seen.uses) * seen.outputs.element_size() // size
+    return min(size, max(2, math.isqrt(PROBED // max(each, 1))))
 
 
 def by_example(seen: Pass, size: int) -> list[Tensor]:

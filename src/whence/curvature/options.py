@@ -19,6 +19,7 @@ SUPPORTED = {
     "ekfac": ("ggn", "mc", "empirical"),
     "lowrank": ("ggn", "empirical"),
 }
+RANK = 64
 AUTO_OUTPUTS = 100  # exact over the outputs up to here
 
 
@@ -30,7 +31,7 @@ class Options:
     curvature: str = "auto"
     sharing: str = "expand"
     draws: Draws = field(default_factory=Draws)
-    rank: int = 64
+    rank: int = RANK
     passes: int = 1
     data_size: float | None = None
     progress: bool = True
@@ -53,6 +54,8 @@ def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options
                 f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
                 "passes)."
             )
+    if options.draws.count > 1 and curvature != "mc" and not likelihood.fisher_draws:
+        notice(f"draws={options.draws.count} has no part in curvature={curvature!r}: it is for 'mc'.")
     allowed = SUPPORTED[options.structure]
     if curvature not in allowed:
         fits = [s for s, c in SUPPORTED.items() if curvature in c]

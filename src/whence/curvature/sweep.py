@@ -43,13 +43,16 @@ def run(
     if graphs.wanted(sweep):
         length = batches.data.length()
         sweep.graphs = graphs.Graphs(sweep, None if length is None else length * options.passes)
-    with Watch():
-        for batch in batches.passes(options.passes, options.progress, label, [recorder, *accumulators], basis):
-            batch, rows = relevant(batch, likelihood)
-            if len(rows):
-                if batch.index == 1:
-                    plan.confirm(batch.inputs)
-                sweep.add(Piece(batch, rows + options.first, [0] * len(accumulators)))
+    try:
+        with Watch():
+            for batch in batches.passes(options.passes, options.progress, label, [recorder, *accumulators], basis):
+                batch, rows = relevant(batch, likelihood)
+                if len(rows):
+                    if batch.index == 1:
+                        plan.confirm(batch.inputs)
+                    sweep.add(Piece(batch, rows + options.first, [0] * len(accumulators)))
+    finally:
+        sweep.graphs = None  # they hold the sweep in turn, and much memory
     room.say("the fit")
     return recorder.record
 

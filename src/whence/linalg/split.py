@@ -64,14 +64,18 @@ def shifted_products(flat: Tensor, rows: int, shifts: Sequence[int]) -> Tensor:
     count = -(-rows // ROWS)
     both = _halves(flat, count * ROWS + max(shifts)).flatten(1)  # [R, 2 · C]
     pieces = max(1, ROOM // (16 * width**2))
-    found = flat.new_zeros(len(shifts), width, width)
+    found = flat.new_empty(len(shifts), width, width)
     for first in range(0, count, pieces):
         some = min(pieces, count - first)
         start, stop = first * ROWS, (first + some) * ROWS
         x = both[start:stop].unflatten(0, (some, ROWS))
         for total, by in zip(found, shifts, strict=True):
             parts = _product(x, both[start + by : stop + by].unflatten(0, (some, ROWS)))
-            total += parts.view(some, 2, width, 2, width).sum((0, 1, 3))
+            parts = parts.view(some, 2, width, 2, width)
+            if first == 0:
+                torch.sum(parts, (0, 1, 3), out=total)
+            else:
+                total += parts.sum((0, 1, 3))
     return found
 
 

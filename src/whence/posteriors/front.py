@@ -18,9 +18,9 @@ from whence.curvature.checkpoint import EVERY
 from whence.curvature.columns import Draws
 from whence.curvature.distributed import Ranks, together
 from whence.curvature.fit import fit
-from whence.curvature.options import SUPPORTED, Options
+from whence.curvature.options import RANK, SUPPORTED, Options
 from whence.curvature.selection import Layers, Mask, selection
-from whence.errors import BadOption, one_of
+from whence.errors import BadOption, notice, one_of
 from whence.functional import Network, full_precision, outer_autocast
 from whence.likelihoods import Likelihood, resolve
 from whence.posteriors.across import open_checkpoint, plain, refuse_part, signature, tuned_alike
@@ -50,7 +50,7 @@ def laplace(
     sharing: Literal["expand", "reduce"] = "expand",
     damping: Literal["exact", "factored"] = "exact",
     draws: int = 1,
-    rank: int = 64,
+    rank: int = RANK,
     passes: int = 1,
     data_size: int | None = None,
     max_factor: int = MAX_FACTOR,
@@ -112,6 +112,10 @@ def laplace(
     _check_counts(draws=draws, rank=rank, passes=passes, data_size=data_size, max_factor=max_factor)
     if sharing == "reduce" and structure not in ("kron", "ekfac"):
         raise BadOption(f"sharing='reduce' is for structure='kron' and 'ekfac', not {structure!r}.")
+    if rank != RANK and structure != "lowrank":
+        notice(f"rank={rank} has no part in structure={structure!r}: it is for 'lowrank'.")
+    if max_factor != MAX_FACTOR and structure not in ("kron", "ekfac"):
+        notice(f"max_factor={max_factor} has no part in structure={structure!r}: it is for 'kron' and 'ekfac'.")
     resolved, estimate = resolve(likelihood)
     check_numbers(prior_precision)
     mean = check_prior_mean(prior_mean, model)

@@ -22,7 +22,7 @@ from whence.errors import NotDefined, TooLarge
 from whence.predictive.direct import direct
 from whence.predictive.predictions import JointPrediction
 from whence.predictive.projection import project
-from whence.replay import Replayed
+from whence.replay import FEW_CALLS, WARM, Replayed
 
 if TYPE_CHECKING:
     from whence.curvature.blocks import Block
@@ -97,8 +97,11 @@ def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False) -> in
     squares = 3 * classes * (1 if diagonal else classes)
     each = activations + (3 * rows * classes + squares) * outputs.element_size()
     most = int(budget(outputs.device) // max(each, 1))
-    enough = CPU_PIECE if outputs.device.type == "cpu" else CUDA_PIECE
-    return max(1, min(most, max(enough // max(each, 1), FEW)))
+    cpu = outputs.device.type == "cpu"
+    step = max((CPU_PIECE if cpu else CUDA_PIECE) // max(each, 1), FEW)
+    if not cpu and size_of(inputs) < step * (WARM + FEW_CALLS):
+        step = step * 3 // 2  # too few for a graph, so that every piece costs its launches
+    return max(1, min(most, step))
 
 
 def _needs_rows(block: Any, recording: Any) -> bool:

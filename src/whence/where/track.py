@@ -20,7 +20,7 @@ from whence.metrics.tables import text
 from whence.priors import Prior
 from whence.where.tabular import Table, number
 from whence.where.track_log import Log, TrackedLayer, TrackRecord, merged, opened, read
-from whence.where.track_recorder import Recorder
+from whence.where.track_recorder import DRAWS, Recorder
 from whence.where.track_subset import gather, probe_inputs
 
 PROBE = 64  # inputs that are looked at if no probe is given
@@ -35,7 +35,7 @@ def track(
     every: int = 1,
     structure: Literal["full", "block", "kron", "ekfac", "diag", "lowrank"] = "kron",
     curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
-    draws: int = 10,
+    draws: int = DRAWS,
     subset: int = 256,
     prior_precision: float | Tensor | Prior | Mapping[str, Any] = 1.0,
     path: str | Path | None = None,

@@ -21,6 +21,7 @@ from whence.where.track_probe import look
 from whence.where.track_subset import Sample, as_before, refuse_shape
 
 TRIED = 8  # examples of the trial at the start
+DRAWS = 10  # for each example of a sampled record
 EXACT_OUTPUTS = 20  # "auto" sends one gradient backward for each output up to here, and draws beyond
 
 
@@ -107,8 +108,10 @@ class Recorder:
         return {"layers": layers, "loss": record.loss / record.data_size, "accuracy": record.accuracy, **found}
 
     def _fit(self, data: tuple[Inputs, Tensor]) -> Laplace:
-        generator = torch.Generator().manual_seed(self.seed)
-        return laplace(self.model, data, **self.settings, generator=generator, progress=False)
+        settings, generator = self.settings, torch.Generator().manual_seed(self.seed)
+        if settings["curvature"] != "mc" and settings["draws"] == DRAWS:  # not asked for, and nothing is drawn
+            settings = {**settings, "draws": 1}
+        return laplace(self.model, data, **settings, generator=generator, progress=False)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whence.batches import Inputs
 from whence.errors import BadOption
-from whence.replay import capture_stream
+from whence.replay import capture_stream, capturing
 from whence.zoo.feed import outputs_of
 from whence.zoo.objective import Objective
 from whence.zoo.settings import Settings
@@ -81,8 +81,7 @@ class Step:
         graph, inputs, targets = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         self.optimiser.zero_grad(set_to_none=True)
         try:
-            stream = capture_stream(self.device)
-            with torch.cuda.device(self.device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+            with capturing(graph, self.device):
                 value = self._forward(inputs, targets, cache=False)
                 value.backward()
         except RuntimeError as error:
