@@ -13,7 +13,7 @@ import whence
 from tests.comparison import assert_close
 from whence import checks
 from whence.checks import Watch, check_finite
-from whence.curvature import capture, rules
+from whence.curvature import affine, capture, rules
 from whence.curvature.affine import Affine, gram_of_positions
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.jacobian import Recording
@@ -312,3 +312,27 @@ def test_a_backward_pass_that_vmap_refuses_is_batched_in_the_other_way(monkeypat
     found = whence.laplace(model, (x, y), likelihood="classification")
     assert (found.network.vmapped_backward, found.network.batched_backward) == (False, True)
     assert_close(found.covariance(), plain.covariance(), 1e-12)
+
+
+@pytest.mark.parametrize("how", ["every other", "repeated", "transposed", "plain"])
+def test_what_products_would_copy_is_copied_before_anything_is_added(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.randn(30, 1000, dtype=torch.float64)
+    flat = {
+        "every other": whole[:, ::2],
+        "repeated": whole[:1, :500].expand(30, 500),
+        "transposed": whole.mT.contiguous().mT,
+        "plain": whole,
+    }[how]
+    given: list[bool] = []
+
+    def seen(x: Tensor, out: Tensor) -> None:
+        given.append(x.is_contiguous() or x.mT.is_contiguous())
+        add_upper_gram(x, out)
+
+    monkeypatch.setattr(affine, "add_upper_gram", seen)
+    size = flat.shape[1] + 1
+    out = flat.new_zeros(1, size, size)
+    Affine(flat[None, :, None], True, True).add_gram(out)
+    wide = torch.cat([flat, torch.ones(30, 1, dtype=torch.float64)], 1)
+    assert_close(mirrored(out)[0], wide.mT @ wide, 1e-12)
+    assert given == [True]

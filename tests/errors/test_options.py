@@ -161,3 +161,18 @@ def test_an_option_with_a_part_is_not(options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whence.laplace(mlp(), data(), likelihood="classification", **options)
+
+
+def test_draws_are_told_of_once() -> None:
+    with pytest.warns(whence.errors.Notice, match="draws=3 has no part"):
+        posterior = whence.laplace(mlp(), data(), likelihood="classification", draws=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior.update(data())
+
+
+def test_draws_of_a_likelihood_are_its_own() -> None:
+    likelihood = whence.Custom(lambda f, y: (f - y).square().sum(-1), sample=lambda f, g: f, draws=4)
+    x, _ = data()
+    with pytest.warns(whence.errors.Notice, match="draws=3 has no part .*4 of its own"):
+        whence.laplace(mlp(), (x, torch.randn(len(x), 3)), likelihood=likelihood, curvature="ggn", draws=3)

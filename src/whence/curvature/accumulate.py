@@ -108,7 +108,7 @@ class KroneckerAccumulator(Accumulator):
                 sums.add(pairs, a.gram(self.coarse), a.rows)
             elif not last:
                 a.add_gram(sums.part(pairs, self.a, a.rows))
-            else:  # nothing can fail any more: it needs no copy of the sum
+            else:  # nothing is made after it, so that it needs no copy of the sum
                 a.add_gram(self.a[pairs])
                 self.count[pairs] += a.rows
         sums.into(self.a, self.count)

@@ -82,6 +82,8 @@ class Affine:
     def add_gram(self, out: Tensor) -> None:
         """Add the upper triangle of :meth:`gram` to ``out`` [1, D (+ 1), D (+ 1)]."""
         flat = self.x[0].flatten(0, 1)  # [N · T, D]
+        if not (flat.is_contiguous() or flat.mT.is_contiguous()):
+            flat = flat.contiguous()  # now, while nothing has been added: products would copy it, each for itself
         size = flat.shape[1]
         sums = (flat.new_ones(1, len(flat)) @ flat)[0] if self.bias else None
         add_upper_gram(flat, out[0, :size, :size])

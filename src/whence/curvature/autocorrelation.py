@@ -53,7 +53,7 @@ class Windows:
             out[0, size, size] += self.rows
 
     def squares(self) -> Tensor:
-        """The diagonal of :meth:`gram`, [1, D (+ 1)]."""
+        """The diagonal of Σ a aᵀ, [1, D (+ 1)]."""
         inner = window_sums(self.x.square()).unsqueeze(0)
         return torch.cat([inner, inner.new_full((1, 1), self.rows)], 1) if self.bias else inner
 
@@ -85,9 +85,9 @@ def autocorrelation_gram(x: Tensor) -> Tensor:
 
 def window_sums(x: Tensor) -> Tensor:
     """Σ over examples and output places of a window's entries, [9 C]."""
-    places = x.shape[2:]
     frame = F.pad(x.sum(0, dtype=torch.float64), (1, 1, 1, 1))  # [C, H + 2, W + 2]
-    return (F.avg_pool2d(frame, places, stride=1) * places.numel()).flatten().to(x.dtype)
+    lines = frame.unfold(1, x.shape[2], 1).sum(-1)  # [C, 3, W + 2]
+    return lines.unfold(2, x.shape[3], 1).sum(-1).flatten().to(x.dtype)
 
 
 def _moments(last: Tensor) -> Tensor:

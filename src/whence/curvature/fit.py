@@ -26,7 +26,7 @@ from whence.curvature.distributed import EXAMPLES, Ranks
 from whence.curvature.distributed_data import part_of
 from whence.curvature.fallbacks import say_fallbacks
 from whence.curvature.jacobian import Plan, widened
-from whence.curvature.options import Options, settle
+from whence.curvature.options import Options, say_unused_draws, settle
 from whence.curvature.passes import Passes
 from whence.curvature.record import FitRecord, warn_if_probabilities
 from whence.curvature.result import Curvature, Fit
@@ -71,6 +71,8 @@ def fit(
         warn_if_probabilities(likelihood, outputs)
         _warn_if_unsteady(network, first.inputs, outputs)
     options = settle(options, likelihood, outputs)
+    if seed is not None:
+        say_unused_draws(options, likelihood)
     if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
         options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
     names = selection.resolve(network, first.inputs)

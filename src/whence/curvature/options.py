@@ -54,8 +54,6 @@ def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options
                 f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
                 "passes)."
             )
-    if options.draws.count > 1 and curvature != "mc" and not likelihood.fisher_draws:
-        notice(f"draws={options.draws.count} has no part in curvature={curvature!r}: it is for 'mc'.")
     allowed = SUPPORTED[options.structure]
     if curvature not in allowed:
         fits = [s for s, c in SUPPORTED.items() if curvature in c]
@@ -64,3 +62,10 @@ def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options
             f"{', '.join(map(repr, allowed))}; {curvature!r} goes with {', '.join(map(repr, fits))}."
         )
     return replace(options, curvature=curvature)
+
+
+def say_unused_draws(options: Options, likelihood: Likelihood) -> None:
+    """Say it if draws were asked for and none are made, or others."""
+    if options.draws.count > 1 and options.curvature != "mc":
+        own = f" (the likelihood has {likelihood.fisher_draws} of its own)" if likelihood.fisher_draws else ""
+        notice(f"draws={options.draws.count} has no part in curvature={options.curvature!r}: it is for 'mc'{own}.")

@@ -13,6 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from whence.errors import is_out_of_memory
+
 ROWS = 1024
 WIDE = 512  # Gram matrices from here on,
 WORK = 8e9  # of so many operations, are faster this way
@@ -101,6 +103,8 @@ def _supported(device: torch.device) -> bool:
         return False
     try:
         _product(*torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16, device=device))
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         return False
     return True

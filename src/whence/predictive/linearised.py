@@ -48,12 +48,12 @@ class Moments:
 
 def pieces(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Inputs]:
     """The inputs in pieces whose gradients fit the memory budget."""
-    plan = posterior.plan
+    plan, all_there = posterior.plan, is_inputs(x)
     step: int | None = None
     for piece in as_inputs(x, plan.network.device, plan.network.dtype, 2**31):
         if step is None:
             plan.confirm(piece, thoroughly=True)
-            step = piece_size(posterior, piece, diagonal)
+            step = piece_size(posterior, piece, diagonal, all_there)
         start, total = 0, size_of(piece)
         while start < total:
             stop = start + min(step, plan.together or step)  # less, once memory ran out
@@ -84,8 +84,8 @@ def fitting(
     room.say(what)
 
 
-def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False) -> int:
-    """How many examples go through together."""
+def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False, all_there: bool = True) -> int:
+    """How many examples go through together; ``all_there`` if no other inputs follow."""
     plan = posterior.plan
     one = plan.record(take(inputs, slice(0, 1)), 1)
     outputs = one.outputs
@@ -99,7 +99,7 @@ def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False) -> in
     most = int(budget(outputs.device) // max(each, 1))
     cpu = outputs.device.type == "cpu"
     step = max((CPU_PIECE if cpu else CUDA_PIECE) // max(each, 1), FEW)
-    if not cpu and size_of(inputs) < step * (WARM + FEW_CALLS):
+    if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
         step = step * 3 // 2  # too few for a graph, so that every piece costs its launches
     return max(1, min(most, step))
 
