@@ -105,7 +105,7 @@ def test_what_is_made_of_diagonal_factors(network: str, limit: int, tmp_path: Pa
 
     for gaussian, _ in posterior.gaussians():  # a draw is a linear map of white noise with M Mᵀ = Σ
         eye = torch.eye(gaussian.spectral.size, dtype=torch.float64)
-        m = gaussian.colour(eye.reshape(-1, *gaussian.spectral.native)).flatten(1)
+        m = gaussian.colour(eye.clone().reshape(-1, *gaussian.spectral.native)).flatten(1)
         solved = gaussian.solve(eye.reshape(-1, *gaussian.spectral.native)).flatten(1)
         torch.testing.assert_close(m.mT @ m, solved, rtol=1e-9, atol=1e-11)
 

@@ -132,6 +132,15 @@ class Block:
             return self.form.unpack(native)
         return native
 
+    def spread(self, native: Tensor) -> dict[str, Tensor]:
+        """[..., *native] → parameters [..., *shape], as views where the order of the weights allows it."""
+        if not self.matrix_structured or self.form is None or self.form.inputs_first:
+            return self.scatter(self.to_flat(native))
+        parts = [native[..., : self.form.inputs]] if self.form.inputs else []
+        parts += [native[..., -1]] if self.form.bias else []
+        lead = native.shape[:-3]
+        return {p.name: part.reshape(*lead, *p.shape) for p, part in zip(self.params, parts, strict=True)}
+
     def gather(self, values: Mapping[str, Tensor]) -> Tensor:
         """Parameters [..., *shape] → one vector [..., P]."""
         flat = []

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+TURNED = 8  # draws that are turned at a time on the CPU
+
 
 class Spectral(ABC):
     """An eigendecomposition; see the module's text."""
@@ -52,7 +54,7 @@ class Spectral(ABC):
 
     @abstractmethod
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        """A vector with covariance f(H)² if the noise is white; no more work than needed."""
+        """A vector with covariance f(H)² if the noise is white; no more work than needed. The noise is used up."""
 
     @abstractmethod
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
@@ -145,7 +147,16 @@ class KroneckerSpectral(Spectral):
         return self.back(self.rotate(v) * w)
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        return self.back(noise * w)
+        noise *= w
+        if self.left is None or self.right is None:
+            return self.back(noise)
+        draws = noise.view(-1, *self.native)
+        some_draws = draws.split(TURNED if draws.device.type == "cpu" else len(draws))
+        turned = torch.empty_like(some_draws[0])
+        for some in some_draws:  # fresh memory for all of them takes a CPU as long as a tenth of the products
+            torch.matmul(self.left, some, out=turned[: len(some)])
+            torch.matmul(turned[: len(some)], self.right.mT, out=some)
+        return noise
 
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
         w = w if self.left is None else self.left.square() @ w

@@ -63,7 +63,7 @@ class BlockGaussian:
         return native if self.ratio is None else native * self.ratio.rsqrt()
 
     def colour(self, noise: Tensor) -> Tensor:
-        """White noise [..., *native] → draws with covariance Σ."""
+        """White noise [..., *native] → draws with covariance Σ. The noise is used up."""
         return self.whiten(self.spectral.colour(self.precision.rsqrt(), noise, self.rest.rsqrt()))
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:

@@ -142,13 +142,13 @@ class Laplace(WeightPosterior):
     def variance(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for gaussian, blocks in self.gaussians():
-            found.update(self._spread(gaussian.variance(), blocks))
+            found |= {n: v.contiguous() for n, v in self._spread(gaussian.variance(), blocks).items()}
         return {n: found[n] for n in self.names()}
 
     def _spread(self, native: Tensor, blocks: list[Block]) -> dict[str, Tensor]:
         """A native vector [..., *native] as parameters [..., *shape]; zero outside a mask."""
         if len(blocks) == 1 and self.curvature.keep is None:
-            return blocks[0].scatter(blocks[0].to_flat(native))
+            return blocks[0].spread(native)
         flat = native
         if self.curvature.keep is not None:
             total = sum(b.size for b in blocks)
