@@ -105,18 +105,10 @@ def laplace(
         generator: randomness of the sampled Fisher; ``None`` is torch's default generator.
         progress: whether a fit of more than some seconds shows a progress bar.
     """
-    one_of(structure, SUPPORTED, "structure")
-    one_of(curvature, CURVATURES, "curvature")
-    one_of(sharing, ("expand", "reduce"), "sharing")
-    check_damping(damping, structure)
-    _check_counts(draws=draws, rank=rank, passes=passes, data_size=data_size, max_factor=max_factor)
-    if sharing == "reduce" and structure not in ("kron", "ekfac"):
-        raise BadOption(f"sharing='reduce' is for structure='kron' and 'ekfac', not {structure!r}.")
-    if rank != RANK and structure != "lowrank":
-        notice(f"rank={rank} has no part in structure={structure!r}: it is for 'lowrank'.")
-    if max_factor != MAX_FACTOR and structure not in ("kron", "ekfac"):
-        notice(f"max_factor={max_factor} has no part in structure={structure!r}: it is for 'kron' and 'ekfac'.")
     resolved, estimate = resolve(likelihood)
+    options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
+    options = replace(options, max_factor=max_factor, offload=offload, cuda_graphs=cuda_graphs)
+    _check(options, damping)
     check_numbers(prior_precision)
     mean = check_prior_mean(prior_mean, model)
     ranks: Ranks = process_group
@@ -132,8 +124,6 @@ def laplace(
     chosen = selection(layers, network)
     if isinstance(chosen, Mask) and structure != "full":
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
-    options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
-    options = replace(options, max_factor=max_factor, offload=offload, cuda_graphs=cuda_graphs)
     loader = Data(data, network.device, network.dtype)
     ranks.check_device(network.device)
     given = {"prior_precision": plain(prior_precision), "prior_mean": plain(prior_mean), "damping": damping}
@@ -149,11 +139,7 @@ def laplace(
         damping=damping,
         probe=result.probe,
     )
-    start = time.perf_counter()
-    decomposed(posterior, ranks.share())
-    for gaussian, _ in posterior.gaussians():
-        _ = gaussian.precision  # now, so that a bad block is named here and not at the first prediction
-    posterior.curvature.seconds["decomposition"] = time.perf_counter() - start
+    _decompose(posterior, ranks)
     if validation is not None:
         posterior = tuned_alike(posterior.tune(validation, progress=progress and ranks.rank == 0), ranks)
     if file is not None:
@@ -162,7 +148,34 @@ def laplace(
     return posterior
 
 
-def _check_counts(**counts: int | None) -> None:
+def _decompose(posterior: Laplace, ranks: Ranks) -> None:
+    start = time.perf_counter()
+    decomposed(posterior, ranks.share())
+    for gaussian, _ in posterior.gaussians():
+        _ = gaussian.precision  # now, so that a bad block is named here and not at the first prediction
+    posterior.curvature.seconds["decomposition"] = time.perf_counter() - start
+
+
+def _check(options: Options, damping: str) -> None:
+    """Refuse options that are unknown or do not go together; say which ones have no part."""
+    structure, rank, most = options.structure, options.rank, options.max_factor
+    one_of(structure, SUPPORTED, "structure")
+    one_of(options.curvature, CURVATURES, "curvature")
+    one_of(options.sharing, ("expand", "reduce"), "sharing")
+    check_damping(damping, structure)
+    _check_counts(
+        draws=options.draws.count, rank=rank, passes=options.passes, data_size=options.data_size, max_factor=most
+    )
+    factored = structure in ("kron", "ekfac")
+    if options.sharing == "reduce" and not factored:
+        raise BadOption(f"sharing='reduce' is for structure='kron' and 'ekfac', not {structure!r}.")
+    if rank != RANK and structure != "lowrank":
+        notice(f"rank={rank} has no part in structure={structure!r}: it is for 'lowrank'.")
+    if most != MAX_FACTOR and not factored:
+        notice(f"max_factor={most} has no part in structure={structure!r}: it is for 'kron' and 'ekfac'.")
+
+
+def _check_counts(**counts: float | None) -> None:
     for name, value in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise BadOption(f"{name}={value} must be a whole number, at least 1.")
