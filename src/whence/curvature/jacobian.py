@@ -21,6 +21,7 @@ from whence.curvature.blocks import Block, MatrixForm, plan
 from whence.curvature.capture import Pass, Ref, Use, forward
 from whence.curvature.layout import Inspection, Layout, contradicted, inspect, lead_dims, lead_shape
 from whence.curvature.layout import widened as widened
+from whence.curvature.lines import Lines
 from whence.curvature.memory import attempt
 from whence.curvature.per_example import PerExample
 from whence.curvature.rows import summed_at_first, use_rows
@@ -87,15 +88,15 @@ class CalledUse:
             self._features = found if self.keep_graph else found.detach()
         return self._features
 
-    def pieces(self, form: MatrixForm) -> Iterator[tuple[Affine | Windows, bool]]:
-        """What a matrix call saw, a convolution's patches a few examples at a time or by autocorrelation.
+    def pieces(self, form: MatrixForm) -> Iterator[tuple[Affine | Windows | Lines, bool]]:
+        """What a matrix call saw; of a convolution what stands in for patches, or some examples' patches at a time.
 
         With each: whether it is the last.
         """
         for x, last in self._pieces(form):
-            yield x if isinstance(x, Windows) else Affine(x, bool(form.inputs), form.bias), last
+            yield x if isinstance(x, (Windows, Lines)) else Affine(x, bool(form.inputs), form.bias), last
 
-    def _pieces(self, form: MatrixForm) -> Iterator[tuple[Tensor | Windows, bool]]:
+    def _pieces(self, form: MatrixForm) -> Iterator[tuple[Tensor | Windows | Lines, bool]]:
         rule = self.use.rule
         plain = self.layout == Layout("dim", 0) and isinstance(rule, ConvRule) and len(rule.x) == self.size
         if self._features is not None or self.keep_graph:
@@ -106,10 +107,11 @@ class CalledUse:
             yield self._examples_first(rule).detach() if stays_narrow(rule.x) else self.features, True
             return
         assert isinstance(rule, ConvRule)
-        if form.inputs and rule.by_autocorrelation() and not stays_narrow(rule.x):
-            windows = Windows(widened(rule.x.detach()), form.bias).pieces()
-            yield from ((some, some is windows[-1]) for some in windows)
-            return
+        if form.inputs and not stays_narrow(rule.x):
+            sums = rule.without_patches(widened(rule.x.detach()), form.bias)
+            yield from ((some, some is sums[-1]) for some in sums)
+            if sums:
+                return
         positions = self.use.shape[2:].numel()
         each = positions * rule.x.shape[1] * math.prod(rule.kernel) * rule.x.element_size()
         step = max(1, int(PIECE if rule.x.device.type == "cpu" else budget(rule.x.device)) // max(each, 1))
@@ -199,7 +201,7 @@ class Recording:
         for index, ref in self.calls_of.get(block.name, []):
             yield _pairs(ref, block.form), affine(self.called[index], block.form)
 
-    def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows, bool]]:
+    def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows | Lines, bool]]:
         """The same piece by piece, for sums over examples; with each, whether it is the last."""
         assert block.form is not None
         calls = self.calls_of.get(block.name, [])

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.autocorrelation import pays
-from whence.curvature.patches import conv_patches, padding_of, per_dimension, transposed_patches
+from whence.curvature.autocorrelation import Windows, pays
+from whence.curvature.lines import Lines, lines_pay
+from whence.curvature.patches import conv_patches, pad, padding_of, per_dimension, transposed_patches
 from whence.linalg.dense import SPLIT
 
 
@@ -96,6 +97,17 @@ class ConvRule(MatrixRule):
         channels, height, width = self.x.shape[1:]
         halved = self.x.device.type == "cpu" and 9 * channels > SPLIT
         return amounts == [(1, 1), (1, 1)] and pays(channels, height, width, halved)
+
+    def without_patches(self, x: Tensor, bias: bool) -> list[Windows] | list[Lines]:
+        """What gives Σ a aᵀ of this input more cheaply than patches, piece by piece; empty where nothing does."""
+        if self.by_autocorrelation():
+            return Windows(x, bias).pieces()
+        if type(self) is not ConvRule or len(self.kernel) != 2 or self.pairs != 1 or x.dim() != 4 or not x.is_cpu:
+            return []
+        stride, dilation = (per_dimension(self.options[key], 2) for key in ("stride", "dilation"))
+        padded = pad(x, padding_of(self.options["padding"], self.kernel, dilation))
+        fits = dilation == (1, 1) and lines_pay(padded.shape, self.kernel, stride)
+        return [Lines(padded, self.kernel, stride, bias)] if fits else []
 
     def gradient(self, g: Tensor) -> Tensor:
         g = g if g.dim() == len(self.kernel) + 3 else g.unsqueeze(1)  # [K, B, O, *space]
