@@ -88,8 +88,7 @@ class Affine:
         sums = (flat.new_ones(1, len(flat)) @ flat)[0] if self.bias else None
         add_upper_gram(flat, out[0, :size, :size])
         if sums is not None:
-            out[0, :size, size] += sums
-            out[0, size, size] += self.rows
+            add_the_one(out[0], sums, self.rows)
 
     def squares(self) -> Tensor:
         """The diagonal of :meth:`gram`, [E, D (+ 1)]."""
@@ -123,6 +122,13 @@ class Affine:
         if self.bias:
             parts.append(g.sum(3).transpose(1, 2).unsqueeze(-1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def add_the_one(out: Tensor, sums: Tensor, rows: int) -> None:
+    """Add what the appended 1 gives to Σ a aᵀ [D + 1, D + 1]: Σ x beside, and the number of rows in the corner."""
+    out[:-1, -1] += sums
+    out[-1, :-1] += sums
+    out[-1, -1] += rows
 
 
 def times(t: Tensor, basis: Tensor) -> Tensor:

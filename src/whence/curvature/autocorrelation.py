@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from whence.curvature.affine import add_the_one
 from whence.linalg import split
 
 REACH = 2  # the largest distance of two offsets
@@ -48,9 +49,7 @@ class Windows:
         whole = out[0, :size, :size].unflatten(0, inner.shape[:3]).unflatten(-1, inner.shape[3:])
         whole += inner
         if sums is not None:
-            out[0, :size, size] += sums
-            out[0, size, :size] += sums
-            out[0, size, size] += self.rows
+            add_the_one(out[0], sums, self.rows)
 
     def squares(self) -> Tensor:
         """The diagonal of Σ a aᵀ, [1, D (+ 1)]."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.affine import add_the_one
 from whence.linalg.dense import add_upper_gram, mirrored
 
 PIECE = 16 * 2**20  # bytes of lines that are made at a time
@@ -48,9 +49,7 @@ class Lines:
         size = len(inner)
         out[0, :size, :size] += inner
         if self.bias:
-            out[0, :size, size] += sums
-            out[0, size, :size] += sums
-            out[0, size, size] += self.rows
+            add_the_one(out[0], sums, self.rows)
 
     def squares(self) -> Tensor:
         """The diagonal of Σ a aᵀ, [1, D (+ 1)]."""
