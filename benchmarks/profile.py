@@ -28,7 +28,8 @@ from benchmarks.contenders import Stopwatch, Task, run_epoch, synchronise
 from benchmarks.contenders_whence import fitted
 from benchmarks.machine import describe
 from whence.curvature.accumulate import DiagonalAccumulator, KroneckerAccumulator
-from whence.curvature.jacobian import Plan, Recording
+from whence.curvature.jacobian import Recording
+from whence.curvature.plan import Plan
 
 STEPS: dict[str, tuple[type, str]] = {
     "forward": (Plan, "record"),

@@ -28,6 +28,8 @@ def likelihood_of(case: Case) -> whence.Likelihood:
 
 
 def fitted(case: Case, **options: Any) -> whence.Laplace:
+    """A fit under an isotropic prior, unless another one is given."""
+    options.setdefault("prior_precision", 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", whence.errors.Notice)
         return whence.laplace(case.model, (case.x, case.y), likelihood=likelihood_of(case), **options)

@@ -178,7 +178,8 @@ class Subject:
         train = self.train.with_(batch_size=batch)
         return whence.laplace(
             self.network, train.augmented(copies, seed=self.seed) if copies else train, likelihood="classification",
-            structure=structure, curvature=curvature, data_size=train.size, progress=self.context.progress,
+            structure=structure, curvature=curvature, prior_precision=1.0, data_size=train.size,
+            progress=self.context.progress,
         )  # fmt: skip
 
     def factorised(self, **changes: Any) -> whence.Variational:

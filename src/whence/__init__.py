@@ -20,7 +20,7 @@ from whence.posteriors.base import Posterior, WeightPosterior
 from whence.posteriors.front import laplace
 from whence.posteriors.laplace import Laplace
 from whence.posteriors.more_data import merge
-from whence.priors import Prior
+from whence.priors import Prior, Relative
 
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
@@ -59,6 +59,7 @@ __all__ = [
     "Prior",
     "PruneCurve",
     "Reference",
+    "Relative",
     "ScaleMixture",
     "Swag",
     "SwagCollector",

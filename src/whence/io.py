@@ -18,23 +18,25 @@ from whence._version import __version__
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.blocks import Block, MatrixForm, Param
 from whence.curvature.columns import Draws
-from whence.curvature.jacobian import Plan
 from whence.curvature.layout import Inspection, Layout
 from whence.curvature.options import Options
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord
 from whence.curvature.result import Curvature
+from whence.curvature.signals import Description, Signal, Signals
 from whence.errors import BadFile
 from whence.functional import Network, weights_hash
 from whence.likelihoods import Likelihood, from_spec
 from whence.linalg import spectral as spectra
-from whence.linalg.structures import KINDS
+from whence.linalg.structures import KINDS, InBasis
+from whence.posteriors.decompose import decomposed, native_ratio
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace import Laplace
 from whence.posteriors.search import Tuning
-from whence.priors import PriorPrecision
+from whence.priors import ByParameter, Relative, resolve_prior
 from whence.where.reference import Reference
 
-FORMAT = 1
+FORMAT = 2  # 1: without what the layers saw, so without relative priors
 
 
 def save(posterior: Laplace, path: str | Path) -> None:
@@ -45,11 +47,10 @@ def save(posterior: Laplace, path: str | Path) -> None:
     for i, structure in enumerate(posterior.curvature.structures):
         for key, value in structure.tensors().items():
             tensors[f"structure.{i}.{key}"] = value
-    prior: dict[str, float | None] = {}
-    for name, precision in posterior.prior.values.items():
-        prior[name] = None if isinstance(precision, Tensor) else precision
-        if isinstance(precision, Tensor):
-            tensors[f"prior.{name}"] = precision
+    prior = posterior.prior.spec()
+    tensors |= {f"prior.{name}": value for name, value in posterior.prior.tensors().items()}
+    for i, signal in enumerate(posterior.curvature.signals.values()):
+        tensors |= {f"signal.{i}.squares": signal.squares, f"signal.{i}.count": signal.count}
     if isinstance(posterior.prior_mean, dict):
         tensors.update({f"prior_mean.{n}": v for n, v in posterior.prior_mean.items()})
     if posterior.curvature.keep is not None:
@@ -71,6 +72,7 @@ def save(posterior: Laplace, path: str | Path) -> None:
         "blocks": [asdict(b) for b in posterior.blocks],
         "structures": [s.kind for s in posterior.curvature.structures],
         "joint": posterior.curvature.joint,
+        "signals": {name: asdict(s.description) for name, s in posterior.curvature.signals.items()},
         "prior": prior,
         "prior_mean": posterior.prior_mean if isinstance(posterior.prior_mean, float) else None,
         "data_scale": posterior.data_scale,
@@ -146,13 +148,12 @@ def _likelihood(path: str | Path, meta: dict[str, Any], given: Likelihood | None
 
 
 def _decompositions(posterior: Laplace, tensors: dict[str, Tensor]) -> list[list[Any]]:
-    """The eigenvectors under one prior for each block, so that a loaded posterior need not find them again."""
+    """The eigenvectors under the present prior, so that a loaded posterior need not find them again."""
     listed = []
-    for (index, ratio), spectral in posterior._decompositions.items():
-        if ratio is not None:
-            continue
+    for key in decomposed(posterior)[1]:
+        index, spectral = key[0], posterior._decompositions[key]
         fields = {k: v for k, v in vars(spectral).items() if isinstance(v, Tensor)}
-        if type(spectral).__name__ == "DiagonalSpectral":
+        if isinstance(spectral, spectra.DiagonalSpectral):
             continue
         tensors.update({f"spectral.{index}.{k}": v for k, v in fields.items()})
         listed.append([index, type(spectral).__name__, sorted(fields)])
@@ -221,8 +222,9 @@ def _rebuilt(
         Options(**options),
         meta["joint"],
         tensors.get("keep"),
+        signals=_signals(meta.get("signals", {}), tensors),
     )
-    prior = PriorPrecision({n: tensors[f"prior.{n}"].cpu() if v is None else v for n, v in meta["prior"].items()})
+    prior = resolve_prior(_prior(meta["prior"], tensors, blocks), blocks, network, curvature.signals)
     mean = meta["prior_mean"]
     if mean is None:
         mean = {k[len("prior_mean.") :]: v for k, v in tensors.items() if k.startswith("prior_mean.")}
@@ -237,10 +239,32 @@ def _rebuilt(
         tuning=None if meta["tuning"] is None else Tuning.from_dict(meta["tuning"]),
         reference=_reference(meta, tensors, blocks, network),
     )
+    for index, structure in enumerate(structures):
+        if isinstance(structure, InBasis):
+            structures[index] = replace(structure, ratio=native_ratio(posterior, index))
     for index, kind, fields in meta["decompositions"]:
         values = {k: tensors[f"spectral.{index}.{k}"] for k in fields}
-        posterior._decompositions[(index, None)] = getattr(spectra, kind)(**values)
+        ratio = native_ratio(posterior, index)
+        key = (index, None if ratio is None else ratio.key)
+        posterior._decompositions[key] = getattr(spectra, kind)(**values, ratio=ratio)
     return posterior
+
+
+def _prior(spec: dict[str, Any], tensors: dict[str, Tensor], blocks: list[Block]) -> Any:
+    """What was given as the prior: see ``PriorPrecision.spec``."""
+    if isinstance(spec.get("relative"), dict):
+        return Relative(spec["relative"], spec["floor"])
+    shapes = {p.name: p.shape for b in blocks for p in b.params}
+    tensor = {n: tensors[f"prior.{n}"].double().cpu().reshape(shapes[n]) for n, v in spec.items() if v is None}
+    return ByParameter({n: tensor.get(n, v) for n, v in spec.items()})
+
+
+def _signals(descriptions: dict[str, Any], tensors: dict[str, Tensor]) -> Signals:
+    found = {}
+    for i, (name, plain) in enumerate(descriptions.items()):
+        description = Description(plain["kind"], tuple(plain["external"]), plain["head"])
+        found[name] = Signal(description, tensors[f"signal.{i}.squares"], tensors[f"signal.{i}.count"])
+    return found
 
 
 def _reference(

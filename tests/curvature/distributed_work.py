@@ -105,7 +105,7 @@ def numbers(posterior: whence.Laplace) -> dict[str, Any]:
         "spectral": [s.values for s in posterior._decompositions.values()],
         "loss": record.loss,
         "size": record.data_size,
-        "prior": posterior.prior_precision,
+        "prior": posterior.block_prior(posterior.groups()[0]).delta,
         "scale": posterior.data_scale,
         "noise": record.noise,
         "options": repr(posterior.curvature.options),

@@ -48,6 +48,7 @@ def data(batches: int = 3, size: int = 6) -> list[tuple[Tensor, Tensor]]:
 def fitted(network: nn.Module, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
+        options.setdefault("prior_precision", 1.0)
         return whence.laplace(network, data(), likelihood="classification", progress=False, **options)
 
 

@@ -37,7 +37,7 @@ def test_one_rank_is_one_process(device: str, structure: str) -> None:
     options: dict[str, Any] = {"likelihood": "classification", "structure": structure, "device": device, "rank": 10}
     wanted = whence.laplace(model, (x, y), **options)
     loader = work.dealt(x, y, 0, 1, 4)
-    got = whence.laplace(model, loader, process_group=True, validation=(x, y), **options).with_prior(1.0)
+    got = whence.laplace(model, loader, process_group=True, validation=(x, y), **options).with_prior(whence.Relative())
     got = got.with_data_scale(1.0)
     assert_close(got.covariance(), wanted.covariance(), 1e-6)
     more = got.update(loader, process_group=True) if structure in ("kron", "diag", "full") else None

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import whence
 from benchmarks.large_networks import gpt2, resnet50
 from tests.comparison import assert_close
-from whence.curvature import blocks, jacobian, layout
+from whence.curvature import blocks, jacobian, layout, plan
 from whence.curvature.columns import Draws, columns_for
 from whence.curvature.layout import probe_like
 from whence.errors import BadOption, Notice, TooLarge
@@ -444,8 +444,8 @@ def test_fused_attention_gives_the_same_factors(monkeypatch: pytest.MonkeyPatch)
     text = torch.randint(211, (4, 17))
     data, options = (text[:, :-1], text[:, 1:]), {"likelihood": Categorical(class_dim=-1), "curvature": "mc"}
     found = quietly(model, data, generator=torch.Generator().manual_seed(0), **options)
-    forward = jacobian.forward
-    monkeypatch.setattr(jacobian, "forward", lambda network, inputs, fused: forward(network, inputs, False))
+    forward = plan.forward
+    monkeypatch.setattr(plan, "forward", lambda network, inputs, fused: forward(network, inputs, False))
     plain = quietly(model, data, generator=torch.Generator().manual_seed(0), **options)
     assert not found.plan.fused
     for a, b in zip(found.curvature.structures, plain.curvature.structures, strict=True):

@@ -14,8 +14,9 @@ from tests.curvature.running_out import FULL, Failing, assert_same, data, dense_
 from whence.curvature import accumulate, memory, sweep
 from whence.curvature.affine import Affine
 from whence.curvature.capture import Pass
-from whence.curvature.jacobian import Gradients, Plan, Recording
+from whence.curvature.jacobian import Gradients, Recording
 from whence.curvature.memory import Needs, Room, needs
+from whence.curvature.plan import Plan
 from whence.curvature.record import Recorder
 from whence.errors import Notice, TooLarge, WhenceError, is_out_of_memory
 from whence.predictive import linearised, sampled

@@ -9,6 +9,7 @@ import whence
 from tests.comparison import assert_close, bayesian, fitted, likelihood_of, output_hessian
 from tests.reference import curvature as slow
 from tests.reference.networks import ALL
+from whence.posteriors.covariance import network_order
 from whence.randomness import example_uniform
 
 CASES = ["mlp", "multilabel_head", "regression_2", "heteroscedastic", "poisson"]
@@ -19,7 +20,7 @@ def test_many_draws_approach_the_ggn(name: str) -> None:
     case = ALL[name](0)
     wanted = slow.ggn_full(case.model, bayesian(case), case.x, output_hessian(case))
     posterior = fitted(case, structure="full", curvature="mc", draws=20_000, generator=torch.Generator().manual_seed(1))
-    order = posterior._network_order()
+    order = network_order(posterior)
     got = posterior.curvature.structures[0].matrix[order][:, order]
     assert float((got - wanted).norm() / wanted.norm()) < 0.04
 

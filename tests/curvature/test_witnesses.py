@@ -8,6 +8,7 @@ from torch import nn
 
 import whence
 from tests.comparison import assert_close
+from whence.posteriors.covariance import network_order
 
 backpack = pytest.importorskip("backpack")
 curvlinops = pytest.importorskip("curvlinops")
@@ -33,7 +34,7 @@ def test_backpack_exact_diagonal(build) -> None:
     from backpack.extensions import DiagGGNExact
 
     model, x, y = build()
-    posterior = whence.laplace(model, (x, y), likelihood="classification", structure="diag")
+    posterior = whence.laplace(model, (x, y), likelihood="classification", structure="diag", prior_precision=1.0)
     witness = backpack.extend(model)
     loss = backpack.extend(nn.CrossEntropyLoss(reduction="sum"))(witness(x), y)
     with backpack.backpack(DiagGGNExact()):
@@ -70,14 +71,14 @@ def test_curvlinops_ggn(build) -> None:
     operator = curvlinops.GGNLinearOperator(model, nn.CrossEntropyLoss(reduction="sum"), params, [(x, y)])
     size = sum(p.numel() for p in params)
     dense = operator @ torch.eye(size, dtype=torch.float64)
-    order = posterior._network_order()
+    order = network_order(posterior)
     assert_close(posterior.curvature.structures[0].matrix[order][:, order], torch.as_tensor(dense).detach())
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 def test_curvlinops_kfac(approx: str) -> None:
     model, x, y = lenet()
-    posterior = whence.laplace(model, (x, y), likelihood="classification", sharing=approx)
+    posterior = whence.laplace(model, (x, y), likelihood="classification", sharing=approx, prior_precision=1.0)
     operator = curvlinops.KFACLinearOperator(
         model,
         nn.CrossEntropyLoss(reduction="sum"),

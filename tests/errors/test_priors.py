@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
 
 import whence
 from tests.errors.watch import Busy, data, mlp, refuse, refused, untouched
-from whence.errors import BadOption
+from whence.errors import BadOption, Notice
 
 NOT_POSITIVE = [0, 0.0, -1.0, math.nan, math.inf]
 LAYERS = {"first": 1.0, "norm": 1.0, "head": 1.0}
@@ -92,13 +93,18 @@ def test_precision_of_every_weight_needs_no_factors(structure: str) -> None:
     refuse(Busy(), data(), BadOption, *parts, prior_precision=given, structure=structure)
 
 
-def test_second_precision_for_biases_needs_another_structure_than_ekfac() -> None:
-    given = whence.Prior(weight=1.0, bias=0.1)
-    parts = ("ekfac", "one prior precision", "'kron'")
-    refuse(Busy(), data(), BadOption, *parts, prior_precision=given, structure="ekfac")
+@pytest.mark.parametrize("structure", ["ekfac", "lowrank"])
+def test_another_shape_needs_another_fit(structure: str) -> None:
+    """Their eigenvectors are relative to the prior of the fit: another number is fine, another shape is not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        posterior = whence.laplace(Busy(), data(), likelihood="classification", structure=structure, progress=False)
+    assert posterior.with_prior(whence.Relative(3.0)).prior_precision == whence.Relative(3.0)
+    with pytest.raises(BadOption, match=f"structure='{structure}' was computed relative to the prior of the fit"):
+        posterior.with_prior(2.0)
 
 
-@pytest.mark.parametrize("structure", ["kron", "diag", "block", "full", "lowrank"])
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full", "lowrank"])
 def test_prior_that_fits(structure: str) -> None:
     model = Busy()
     with untouched(model):

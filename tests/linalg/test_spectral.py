@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.comparison import assert_close
-from whence.errors import NotPositiveDefinite
+from whence.errors import BadOption, NotPositiveDefinite
 from whence.linalg.dense import eigh_psd, gram, psd_root
+from whence.linalg.ratios import PerWeight, Ratio, Separable
 from whence.linalg.spectral import Spectral, dense
-from whence.linalg.structures import Dense, Diagonal, Ekfac, Kronecker, LowRank, Structure, Symmetric
+from whence.linalg.structures import Dense, Diagonal, Ekfac, InBasis, Kronecker, LowRank, Structure, Symmetric
 
 
 def psd(size: int, *batch: int, rank: int | None = None) -> Tensor:
@@ -61,7 +64,6 @@ def test_functions_of_the_matrix(kind: str) -> None:
     spectral, w, rest, inverse, _ = parts(kind)
     assert_close(dense(spectral, w, rest), inverse)
     assert_close(spectral.diagonal(w, rest).flatten(), inverse.diagonal())
-    assert_close(spectral.trace(w, rest), inverse.trace())
     v = torch.randn(3, *spectral.native, dtype=torch.float64)
     assert_close(spectral.apply(w, v, rest).flatten(1), v.flatten(1) @ inverse)
     rows = torch.randn(4, 2, *spectral.native, dtype=torch.float64)
@@ -77,16 +79,95 @@ def test_colour_has_the_right_covariance(kind: str) -> None:
     assert_close(root.mT @ root, inverse)
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"ekfac"}))
-def test_a_ratio_is_a_change_of_the_prior(kind: str) -> None:
+def ratio_for(native: tuple[int, ...]) -> Ratio:
+    if len(native) == 1:
+        return PerWeight(torch.rand(native, dtype=torch.float64) + 0.5)
+    rows, columns = (torch.rand(native[0], n, dtype=torch.float64) + 0.5 for n in native[1:])
+    return Separable(rows, columns)
+
+
+def relative(kind: str) -> tuple[Spectral, Tensor, Tensor]:
+    """A decomposition relative to D, the matrix H, and D."""
     structure, matrix = examples()[kind]
     native = structure.spectral(None, kind).native
-    ratio = torch.rand(native[-1:], dtype=torch.float64).add(0.5).expand(native).contiguous()
-    spectral = structure.spectral(ratio, kind)
-    half = ratio.flatten().rsqrt()
-    rest = torch.tensor(0.1, dtype=torch.float64)
-    got = half.unsqueeze(1) * dense(spectral, 1 / (spectral.values + 10), rest) * half
-    assert_close(got, torch.linalg.inv(matrix + 10 * torch.diag(ratio.flatten())))
+    ratio = ratio_for(native)
+    d = ratio.dense().flatten()
+    if isinstance(structure, InBasis):  # as a fit makes it: the basis is that of D^{-1/2} H D^{-1/2}
+        half = ratio.dense().rsqrt().flatten()
+        structure = replace(structure, ratio=ratio)
+        matrix = matrix / half.unsqueeze(1) / half
+        if isinstance(structure, Ekfac):
+            left, right = (q * root.rsqrt().unsqueeze(-1) for q, root in
+                           ((structure.left, ratio.rows), (structure.right, ratio.columns)))  # fmt: skip
+            structure = replace(structure, left=left, right=right)
+    return structure.spectral(ratio, kind), matrix, d
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_laws_relative_to_a_ratio(kind: str) -> None:
+    """(H + δ D)⁻¹ in every form that is asked of it."""
+    spectral, matrix, d = relative(kind)
+    delta = 10.0
+    inverse = torch.linalg.inv(matrix + delta * torch.diag(d))
+    w, rest = 1 / (spectral.values + delta), torch.tensor(1 / delta, dtype=torch.float64)
+    assert_close(dense(spectral, w, rest), inverse)
+    assert_close(spectral.diagonal(w, rest).flatten(), inverse.diagonal())
+    rows = torch.randn(4, 2, *spectral.native, dtype=torch.float64)
+    flat = rows.flatten(2)
+    assert_close(spectral.quadratic(w, rows, rest), flat @ inverse @ flat.mT)
+    rooted = spectral.rooted(w.sqrt(), rows, rest.sqrt()).flatten(2)
+    assert_close(rooted @ rooted.mT, flat @ inverse @ flat.mT)
+    eye = torch.eye(spectral.size, dtype=torch.float64).reshape(spectral.size, *spectral.native)
+    root = spectral.colour(w.sqrt(), eye.clone(), rest.sqrt()).flatten(1)
+    assert_close(root.mT @ root, inverse)
+    half = d.rsqrt()
+    whitened = half.unsqueeze(1) * matrix * half
+    assert_close(spectral.apply_whitened(spectral.values, eye, 0 * rest).flatten(1), whitened)
+    one = torch.randn_like(spectral.values)
+    inside = spectral.combined(one).flatten()
+    assert_close(inside @ (d * inside), one.flatten() @ one.flatten())
+    assert_close(inside @ matrix @ inside, (spectral.values * one**2).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_diagonal_of_the_curvature_holds_no_prior(kind: str) -> None:
+    structure, matrix = examples()[kind]
+    assert_close(structure.diagonal().flatten(), matrix.diagonal())
+
+
+@pytest.mark.parametrize("kind", ["ekfac", "lowrank"])
+def test_the_diagonal_in_a_basis_relative_to_a_ratio(kind: str) -> None:
+    structure, _ = examples()[kind]
+    spectral, matrix, _ = relative(kind)
+    ratio = spectral.ratio
+    assert ratio is not None
+    tensors = {
+        "values": spectral.values,
+        "left": getattr(spectral, "left", None),
+        "right": getattr(spectral, "right", None),
+    }
+    if kind == "lowrank":
+        tensors = {name: getattr(spectral, name) for name in structure.tensors()}
+    again = type(structure)(**tensors, ratio=ratio)
+    assert_close(again.diagonal().flatten(), matrix.diagonal())
+
+
+@pytest.mark.parametrize("kind", ["ekfac", "lowrank"])
+def test_a_basis_belongs_to_the_prior_of_its_fit(kind: str) -> None:
+    structure, _ = examples()[kind]
+    native = structure.spectral(None, kind).native
+    with pytest.raises(BadOption, match=f"structure='{kind}' was computed relative to the prior of the fit"):
+        structure.spectral(ratio_for(native), kind)
+
+
+def test_a_kronecker_block_takes_a_product_and_nothing_else() -> None:
+    structure, matrix = examples()["kron"]
+    product = ratio_for((2, 2, 3))
+    spectral = structure.spectral(PerWeight(product.dense()), "layer")
+    inverse = torch.linalg.inv(matrix + torch.diag(product.dense().flatten()))
+    assert_close(dense(spectral, 1 / (spectral.values + 1), torch.ones((), dtype=torch.float64)), inverse)
+    with pytest.raises(BadOption, match="must be a product d_o · e_i"):
+        structure.spectral(PerWeight(torch.rand(2, 2, 3, dtype=torch.float64) + 0.5), "layer")
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "dense", "kron"])

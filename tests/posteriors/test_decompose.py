@@ -12,6 +12,7 @@ from torch import Tensor
 import whence
 from whence.errors import NotConverged, NotPositiveDefinite
 from whence.linalg import dense
+from whence.linalg.ratios import PerWeight, Ratio
 from whence.linalg.structures import Dense, Diagonal, Kronecker, LowRank, Structure, Symmetric
 from whence.posteriors import decompose as module
 from whence.posteriors.decompose import cost, decompose
@@ -37,14 +38,14 @@ def structures() -> list[Structure]:
     ]
 
 
-def ratios(given: list[Structure]) -> list[Tensor | None]:
-    """Two precisions, one for the last column."""
-    found: list[Tensor | None] = []
+def ratios(given: list[Structure]) -> list[Ratio | None]:
+    """Two precisions, one for the last column; a basis keeps that of its fit."""
+    found: list[Ratio | None] = []
     for s in given:
         native = s.spectral(None, "x").native
         row = torch.ones(native[-1], dtype=torch.float64)
         row[-1] = 0.3
-        found.append(row.expand(native).clone())
+        found.append(None if isinstance(s, LowRank) else PerWeight(row.expand(native).clone()))
     return found
 
 
@@ -212,7 +213,7 @@ def test_a_fit_decomposes_once_and_says_how_long_it_took(monkeypatch: pytest.Mon
     data = (torch.randn(20, 4), torch.randint(3, (20,)))
     posterior = whence.laplace(model, data, likelihood="classification")
     posterior.predict(data[0])
-    posterior.with_prior(3.0).sample(2)
+    posterior.with_prior(whence.Relative(3.0)).sample(2)
     assert calls == [4]
     posterior.with_prior(whence.Prior(weight=1.0, bias=2.0)).sample(2)
     assert calls == [4, 4]

@@ -73,8 +73,10 @@ def test_low_rank_variances_are_not_negative_in_float32() -> None:
 def test_tuning_stays_where_float32_can_follow(structure: str) -> None:
     """Random labels: the loss is flat or unbounded, and the answer must still be a sober one."""
     model, data = mlp(), (torch.randn(60, 3), torch.randint(2, (60,)))
-    tuned = whence.laplace(model, data, likelihood="classification", structure=structure).tune(data)
-    assert 1e-8 < float(tuned.prior_precision) / tuned.data_scale < 1e12
+    for prior in (1.0, whence.Relative()):
+        fitted = whence.laplace(model, data, likelihood="classification", structure=structure, prior_precision=prior)
+        tuned = fitted.tune(data)
+        assert 1e-8 < fitted.block_prior(fitted.blocks[:1]).delta / tuned.data_scale < 1e12
     assert math.isfinite(tuned.tuning.score)
 
 
@@ -119,10 +121,9 @@ def test_dead_examples_do_not_hide_the_example_dimension() -> None:
     with torch.no_grad():
         model.inner.bias.fill_(-1e-9)
     y = torch.arange(8) % 2
-    together = whence.laplace(model, (x, y), likelihood="classification", structure="full")
-    alone = whence.laplace(
-        model, [(x[n : n + 1], y[n : n + 1]) for n in range(8)], likelihood="classification", structure="full"
-    )
+    options = {"likelihood": "classification", "structure": "full", "prior_precision": 1.0}
+    together = whence.laplace(model, (x, y), **options)
+    alone = whence.laplace(model, [(x[n : n + 1], y[n : n + 1]) for n in range(8)], **options)
     assert_close(together.covariance(), alone.covariance())
 
 

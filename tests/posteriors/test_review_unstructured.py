@@ -176,7 +176,7 @@ def pairs() -> dict[str, tuple[Any, Any]]:
     return {
         "ensemble": (ensembles[0], ensembles[1]),
         "laplace": (one, other),
-        "prior": (one, replace(one, prior=one.prior.scaled(1.00002))),
+        "prior": (one, one.with_prior(whence.Relative(1.00002))),
         "data scale": (one, replace(one, data_scale=1.00002)),
         "draws": (drawn_one, replace(drawn_one, deviations=moved)),
         "mixture": (mixtures[0], mixtures[1]),

@@ -12,7 +12,6 @@ from tests.reference.swag import swag_covariance, swag_moments
 from whence.errors import BadData, BadFile, BadOption, TooLarge
 from whence.io import load
 from whence.likelihoods import Gaussian
-from whence.posteriors.swag import posterior as swag_module
 from whence.posteriors.swag.collect import SwagCollector
 from whence.posteriors.swag.fit import swag
 from whence.posteriors.swag.norm import kept_inputs, renewed
@@ -273,6 +272,6 @@ def test_refusals(monkeypatch) -> None:
     with pytest.raises(BadData, match="NaN"):
         collector.collect()
     posterior = walked(plain(), 2, 2)[0].posterior("classification")
-    monkeypatch.setattr(swag_module, "COVARIANCE_LIMIT", 100)
+    monkeypatch.setattr("whence.posteriors.covariance.LIMIT", 100)
     with pytest.raises(TooLarge, match="sample"):
         posterior.covariance()

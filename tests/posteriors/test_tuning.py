@@ -52,7 +52,7 @@ def test_variance_scales_with_prior_and_data(structure: str) -> None:
 
 def test_the_trace_holds_what_a_full_prediction_gives() -> None:
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     tuned = posterior.tune(validation)
     assert tuned.tuning is not None
     for trial in tuned.tuning.trials[::9]:
@@ -63,7 +63,7 @@ def test_the_trace_holds_what_a_full_prediction_gives() -> None:
 
 def test_validation_tuning_beats_every_neighbour_and_the_start() -> None:
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     tuned = posterior.tune(validation, data_scale=True)
     best = validation_loss(tuned, validation)
     assert best <= validation_loss(posterior, validation)
@@ -85,7 +85,9 @@ def losses(posterior: whence.Laplace, validation: tuple[torch.Tensor, torch.Tens
 def test_the_data_scale_moves_only_for_more_than_two_standard_errors(copies: int) -> None:
     """Data counted 300 times over want a smaller scale; data counted once may keep theirs."""
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification", data_size=copies * len(train[1]))
+    posterior = whence.laplace(
+        model, train, likelihood="classification", prior_precision=1.0, data_size=copies * len(train[1])
+    )
     free, fixed, auto = (posterior.tune(validation, data_scale=choice) for choice in (True, False, "auto"))
     gain = losses(fixed, validation) - losses(free, validation)
     moves = float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(gain))
@@ -99,7 +101,7 @@ def test_the_data_scale_moves_only_for_more_than_two_standard_errors(copies: int
 
 def test_an_unknown_choice_of_scale_is_refused() -> None:
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     with pytest.raises(whence.errors.BadOption, match="'auto'"):
         posterior.tune(validation, data_scale="always")
 
@@ -113,13 +115,15 @@ def test_no_optimum_is_left_on_the_edge(start: float) -> None:
     factors = sorted({t.prior_factor for t in tuned.tuning.trials})
     best = min(tuned.tuning.trials, key=lambda t: t.score)
     assert factors[0] < best.prior_factor < factors[-1]
-    reference = whence.laplace(model, train, likelihood="classification").tune(validation, data_scale=False)
+    reference = whence.laplace(model, train, likelihood="classification", prior_precision=1.0).tune(
+        validation, data_scale=False
+    )
     assert math.log(float(tuned.prior_precision) / float(reference.prior_precision)) == pytest.approx(0, abs=0.8)
 
 
 def test_per_layer_tuning_is_no_worse() -> None:
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     shared = posterior.tune(validation)
     layered = posterior.tune(validation, per_layer=True)
     assert layered.tuning.score <= shared.tuning.score
@@ -129,7 +133,7 @@ def test_per_layer_tuning_is_no_worse() -> None:
 
 def test_sampled_tuning() -> None:
     model, train, validation = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     tuned = posterior.tune(validation, method="sampled", generator=torch.Generator().manual_seed(0))
 
     def loss(p: whence.Laplace) -> float:
@@ -144,7 +148,9 @@ def test_sampled_tuning() -> None:
 @pytest.mark.parametrize("structure", ["kron", "diag", "full", "block", "ekfac", "lowrank"])
 def test_the_evidence_is_at_its_maximum(structure: str) -> None:
     model, train, _ = trained()
-    posterior = whence.laplace(model.double(), train, likelihood="classification", structure=structure, rank=30)
+    posterior = whence.laplace(
+        model.double(), train, likelihood="classification", prior_precision=1.0, structure=structure, rank=30
+    )
     tuned = posterior.tune()
     delta = float(tuned.prior_precision)
     top = float(log_evidence(tuned))
@@ -231,7 +237,7 @@ def test_validation_at_once_and_the_repr() -> None:
 
 def test_options_that_the_evidence_cannot_use_are_refused() -> None:
     model, train, _ = trained()
-    posterior = whence.laplace(model, train, likelihood="classification")
+    posterior = whence.laplace(model, train, likelihood="classification", prior_precision=1.0)
     for option in ({"method": "sampled"}, {"num_samples": 3}, {"generator": torch.Generator()}):
         with pytest.raises(whence.errors.BadOption, match="validation data"):
             posterior.tune(**option)
@@ -255,7 +261,7 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for projections the same values are tried with the same scores, in four passes at most."""
     net, train, validation = trained()
-    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
+    posterior = whence.laplace(net, train, likelihood="classification", prior_precision=1.0, progress=False)
     kept = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
     passes = without_room(monkeypatch)
     found = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
@@ -277,7 +283,7 @@ def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, mo
 def test_layers_are_tuned_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Covariances of single layers are found once for each step; without room for them the result is the same."""
     net, train, validation = trained()
-    posterior = whence.laplace(net, train, likelihood="classification", progress=False)
+    posterior = whence.laplace(net, train, likelihood="classification", prior_precision=1.0, progress=False)
     passes = without_room(monkeypatch)
     posterior.tune(validation, progress=False)
     alone = len(passes)

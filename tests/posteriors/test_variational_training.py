@@ -24,7 +24,6 @@ from whence.errors import (
 )
 from whence.functional import Network, weights_hash
 from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
-from whence.posteriors.variational import posterior as posterior_file
 from whence.posteriors.variational.weighting import KlWeight, blundell
 
 
@@ -361,7 +360,7 @@ def test_bad_data_and_noise() -> None:
 
 def test_dense_covariance_has_a_limit(monkeypatch) -> None:
     posterior = fit(epochs=1)
-    monkeypatch.setattr(posterior_file, "COVARIANCE_LIMIT", 1000)
+    monkeypatch.setattr("whence.posteriors.covariance.LIMIT", 1000)
     with pytest.raises(TooLarge, match="50 weights"):
         posterior.covariance()
 

@@ -87,7 +87,7 @@ def test_a_float32_posterior_takes_it(prior: float | whence.Prior) -> None:
         assert isinstance(projection, Unshared)
         assert projection.spectrum is not None
         moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
-        exact = projection.weigh_many((1 / m.precision, 1 / m.rest) for m in moved)
+        exact = projection.weigh_many(m.weights() for m in moved)
         found = projection.weigh_priors(Priors(moved))
         for ours, wanted in zip(found, exact, strict=True):
             assert_close(ours, wanted, 2e-6)
@@ -116,7 +116,7 @@ def test_rows_under_many_priors_are_those_under_each(
         if isinstance(projection, Rows):
             seen += 1
             moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
-            exact = torch.stack(projection.weigh_many((1 / m.precision, 1 / m.rest) for m in moved))
+            exact = torch.stack(projection.weigh_many(m.weights() for m in moved))
             assert_close(projection.weigh_priors(Priors(moved)), exact, 1e-10)
     assert seen
 
@@ -124,7 +124,7 @@ def test_rows_under_many_priors_are_those_under_each(
 def test_a_prior_that_is_too_small_for_the_curvature_gives_nan_and_no_other_does() -> None:
     torch.manual_seed(0)
     rows = Rows(torch.randn(5, 3, 4))
-    gaussian = BlockGaussian("a", DiagonalSpectral(torch.tensor([-1.0, 0.0, 2.0, 3.0])), 1.5, None, 1.0)
+    gaussian = BlockGaussian("a", DiagonalSpectral(torch.tensor([-1.0, 0.0, 2.0, 3.0])), 1.5, 1.0)
     found = rows.weigh_priors(Priors([replace(gaussian, delta=d) for d in (0.1, 0.5, 1.5, 2.0, 3.0, 4.0)]))
     assert found[:2].isnan().all()
     assert found[2:].isfinite().all()

@@ -22,7 +22,13 @@ def posterior_of(structure: str = "kron") -> tuple[whence.Laplace, torch.Tensor,
     with torch.no_grad():
         model[2].weight[:, 1] = 0  # the first layer's unit 1 reaches nothing
     x, y = torch.randn(80, 4).double(), torch.randint(3, (80,))
-    return whence.laplace(model, (x, y), likelihood="classification", structure=structure, progress=False), x, y
+    return (
+        whence.laplace(
+            model, (x, y), likelihood="classification", structure=structure, prior_precision=1.0, progress=False
+        ),
+        x,
+        y,
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv2d"])

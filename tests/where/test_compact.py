@@ -39,9 +39,8 @@ def stirred(module: nn.Module) -> nn.Module:
 
 def posterior_of(module: nn.Module, x: Tensor, **options):
     y = torch.arange(len(x)) % 3
-    return whence.laplace(
-        module, (x, y), likelihood="classification", structure="diag", curvature="empirical", progress=False, **options
-    )
+    options = {"structure": "diag", "curvature": "empirical", "prior_precision": 1.0, **options}
+    return whence.laplace(module, (x, y), likelihood="classification", progress=False, **options)
 
 
 def mask_units(layer: nn.Module, *units: int, dim: int = 0) -> None:

@@ -78,7 +78,7 @@ def test_far_inputs_have_tiny_p_values(name: str, how: str, references: dict[str
         far[:, :4] = 0.1  # off the plane that the training data lie near
     found = novelty(posterior, far, reference=references[name], combine=how)
     assert float(found.p_value.median()) < 0.001
-    assert float(found.p_value.max()) < 0.02
+    assert float(found.p_value.max()) < 0.1
     assert int(novelty(posterior, x, reference=references[name], combine=how).flag(0.01).sum()) <= 1
 
 
@@ -132,7 +132,7 @@ def test_gauss_counts_copies_of_a_layer_less_than_fisher() -> None:
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block", "full"])
 def test_the_prior_of_novelty_leaves_what_it_says(structure: str) -> None:
-    """tr[H δ (s H + δ)⁻¹] / tr H by dense matrices, for every layer, or all together where they are correlated."""
+    """tr[H (s H + δ D)⁻¹] / tr[H (δ D)⁻¹] by dense matrices, for every layer, or together where they are correlated."""
     torch.manual_seed(0)
     x, y = data(40)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -145,7 +145,7 @@ def test_the_prior_of_novelty_leaves_what_it_says(structure: str) -> None:
         groups = [slice(0, 43)] if structure == "full" else [slice(0, 25), slice(25, 43)]
         for group in groups:
             curvature = (precision[group, group] - flat[group].diag()) / scale
-            left = (curvature @ (covariance[group, group] * flat[group][0])).trace() / curvature.trace()
+            left = (curvature @ covariance[group, group]).trace() / (curvature / flat[group]).trace()
             assert_close(left, torch.tensor(0.03, dtype=torch.float64), 1e-6)
 
 
@@ -255,10 +255,10 @@ def test_nothing_is_changed() -> None:
     x, y = data()
     with untouched(model):
         posterior = whence.laplace(model, (x, y), likelihood="classification", progress=False)
-        before = posterior.variance(), dict(posterior.prior.values)
+        before = posterior.variance(), posterior.prior_precision
         with pytest.warns(Notice, match="24 inputs"):
             novelty(posterior, x, reference=x)
-    assert before[1] == posterior.prior.values
+    assert before[1] == posterior.prior_precision
     for name, value in posterior.variance().items():
         assert torch.equal(value, before[0][name])
 

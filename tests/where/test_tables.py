@@ -64,7 +64,9 @@ def test_a_dead_unit_is_a_difference_inside_its_layer() -> None:
     with torch.no_grad():
         model[2].weight[:, :2] = 0
     x, y = torch.randn(300, 40).double(), torch.randint(3, (300,))
-    posterior = whence.laplace(model, (x, y), likelihood="classification", structure="diag", progress=False)
+    posterior = whence.laplace(
+        model, (x, y), likelihood="classification", structure="diag", prior_precision=1.0, progress=False
+    )
     inside = {row["name"]: row for row in posterior.where().differences.inside.rows()}
     assert inside["0"]["epsilon_squared"] > 0.5 and inside["0"]["units"] == 4
 
@@ -77,7 +79,10 @@ def test_magnitude_is_spearmans_rho_by_layer_and_overall() -> None:
     where = posterior.where().weights("0")
     wanted = stats.spearmanr(where["weight"].abs(), where["std"]).statistic
     assert rows["0"]["rho_std"] == pytest.approx(wanted)
-    assert rows["0"]["rho_identified"] == pytest.approx(-wanted), "one prior: identified falls as std rises"
+    wanted = stats.spearmanr(where["weight"].abs(), where["identified"]).statistic
+    assert rows["0"]["rho_identified"] == pytest.approx(wanted)
+    one = magnitude(posterior.with_prior(1.0))
+    assert one["rho_identified"][0] == pytest.approx(-one["rho_std"][0]), "one prior: identified falls as std rises"
 
 
 @pytest.mark.parametrize("structure", ["kron", "full", "block", "diag", "lowrank", "ekfac"])
@@ -98,13 +103,13 @@ def test_long_spectra_are_thinned() -> None:
 
 
 def test_maps_multiply_back_to_the_curvature() -> None:
-    posterior, _, _ = small()
+    posterior = small()[0].with_prior(1.0)
     maps = curvature_maps(posterior, "0")
     block = torch.kron(maps["G"][0], maps["A"][0])
     wanted = torch.linalg.inv(posterior.covariance()[:20, :20]) - torch.eye(20, dtype=torch.float64)
     order = torch.cat([torch.arange(15).reshape(5, 3), torch.arange(15, 20).unsqueeze(1)], 1).flatten()
     assert_close(block, wanted[order][:, order], 1e-8)
-    dense, _, _ = small("block")
+    dense = small("block")[0].with_prior(1.0)
     assert_close(
         curvature_maps(dense, "0")["H"], torch.linalg.inv(dense.covariance()[:20, :20]) - torch.eye(20).double()
     )

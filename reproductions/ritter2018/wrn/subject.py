@@ -148,7 +148,8 @@ class Subject:
         else:
             found = whence.laplace(
                 self.network, self.train.augmented(copies, seed=self.seed), likelihood="classification",
-                structure=structure, curvature="mc", data_size=self.train.size, progress=self.context.progress,
+                structure=structure, curvature="mc", prior_precision=1.0, data_size=self.train.size,
+                progress=self.context.progress,
                 generator=torch.Generator().manual_seed(self.seed),
             )  # fmt: skip
             beside = path.with_suffix(".part")

@@ -61,6 +61,7 @@ def profile(context: Context) -> dict[str, Any]:
         "measure": "variance",
         "note": context.where_note,
         "prior_precision": _one_number(posterior.prior_precision),
+        "prior": posterior.prior.describe(),
         "residual": number(context.where("test").residual),
         "nodes": described,
         "views": views,

@@ -57,8 +57,11 @@ def _features(posterior: Any) -> Iterator[str]:
     elif isinstance(posterior, Laplace):
         yield weights_hash(posterior.network.module)
         yield f"{posterior.data_scale:.6g}"  # ranks that tuned by themselves may differ in the last digits
-        for name, value in sorted(posterior.prior.values.items()):
-            yield f"{name} {digest([value]) if isinstance(value, Tensor) else format(value, '.6g')}"
+        spec = posterior.prior.spec()
+        for name, value in sorted((spec.get("relative") or spec).items()):
+            yield f"{name} {value if value is None else format(value, '.6g')}"
+        for name, value in sorted(posterior.prior.tensors().items()):
+            yield f"{name} {digest([value])}"
     elif isinstance(posterior, DrawnPosterior):
         yield from map(weights_hash, posterior.networks())
         for name, tensor in sorted(posterior.state().tensors.items()):

@@ -89,6 +89,7 @@ class Subject:
             "structure": None,
             "curvature": None,
             "prior_precision": number(precision) if isinstance(precision, float) else None,
+            "prior": None,
             "data_scale": None,
             "tuned_on": "nothing",
             "log_evidence": None,
@@ -106,6 +107,7 @@ class Subject:
         return {
             "structure": options.structure,
             "curvature": options.curvature,
+            "prior": posterior.prior.describe(),
             "data_scale": number(posterior.data_scale),
             "tuned_on": "nothing" if posterior.tuning is None else TUNED[posterior.tuning.criterion],
             "log_evidence": evidence,

@@ -90,7 +90,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     record, tuning, reference = meta["record"], meta["tuning"], meta.get("reference")
     layers = [_layer(block, meta["prior"]) for block in meta["blocks"]]
-    priors = {layer["prior_precision"] for layer in layers}
+    priors, taus = ({layer[key] for layer in layers} for key in ("prior_precision", "tau"))
     likelihood = from_spec(meta["likelihood"])
     return {
         "kind": "posterior",
@@ -104,6 +104,7 @@ def _about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
         "training_loss": record["loss"] / record["data_size"] if record["data_size"] else None,
         "training_accuracy": record["correct"] / record["targets"] if record["confidence"] else None,
         "prior_precision": priors.pop() if len(priors) == 1 else None,
+        "tau": taus.pop() if len(taus) == 1 else None,
         "data_scale": meta["data_scale"],
         "tuning": tuning
         and {**{k: tuning[k] for k in ("criterion", "method", "score")}, "trials": len(tuning["trials"])},
@@ -145,9 +146,11 @@ def plain_values(state: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _layer(block: dict[str, Any], prior: dict[str, float | None]) -> dict[str, Any]:
-    names = [p["name"] for p in block["params"]]
-    values = {prior.get(name) for name in names}
+def _layer(block: dict[str, Any], prior: dict[str, Any]) -> dict[str, Any]:
+    """Of one layer; ``prior`` is what ``PriorPrecision.spec`` gave, ``tau`` that of a relative one."""
+    relative = prior.get("relative")
+    taus = relative if isinstance(relative, dict) else {}
+    values = {prior.get(p["name"]) for p in block["params"]} if not taus else {None}
     return {
         "name": block["name"],
         "kind": block["kind"],
@@ -155,6 +158,7 @@ def _layer(block: dict[str, Any], prior: dict[str, float | None]) -> dict[str, A
         "structure": block["structure"],
         "reason": block["reason"],
         "prior_precision": values.pop() if len(values) == 1 else None,
+        "tau": taus.get(block["name"]),
     }
 
 

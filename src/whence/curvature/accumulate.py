@@ -20,6 +20,7 @@ from whence.curvature.jacobian import Gradients, Recording, chunks, widened
 from whence.curvature.squares import matrix_squares
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import gram, mirrored
+from whence.linalg.ratios import Ratio
 from whence.linalg.structures import Dense, Diagonal, Ekfac, Kronecker, Structure
 
 
@@ -28,8 +29,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class Accumulator(ABC):
-    """A running sum for one block (or several, jointly).
+class InputSums(ABC):
+    """Running sums of what one block (or several, jointly) saw; no backward pass is needed for them.
 
     Each call adds all it has to add at its end, or nothing: where memory runs out in between, it is made again.
     """
@@ -38,8 +39,27 @@ class Accumulator(ABC):
     fixed: ClassVar[tuple[str, ...]] = ("keep",)  # tensors that are no sums
     host: ClassVar[tuple[str, ...]] = ()  # sums that are known without the device, and kept on the CPU
 
-    def inputs(self, recording: Recording) -> None:  # noqa: B027
+    @abstractmethod
+    def inputs(self, recording: Recording) -> None:
         """Called once for each batch."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The running sums themselves, by name: every tensor that it has, except those that are ``fixed``."""
+        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor) and k not in self.fixed}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set the running sums."""
+        for key, value in self.state().items():
+            if state[key].shape != value.shape or state[key].dtype != value.dtype:
+                raise ValueError(f"{self.name}: {key} has shape {list(state[key].shape)}, not {list(value.shape)}")
+            value.copy_(state[key])
+
+
+class Accumulator(InputSums):
+    """The same of curvature, for which gradients go backward."""
+
+    def inputs(self, recording: Recording) -> None:
+        """Nothing, where a structure needs no inputs of their own."""
 
     @abstractmethod
     def gradients(self, grads: Gradients) -> None:
@@ -56,17 +76,6 @@ class Accumulator(ABC):
 
     @abstractmethod
     def result(self) -> Structure: ...
-
-    def state(self) -> dict[str, Tensor]:
-        """The running sums themselves, by name: every tensor that it has, except those that are ``fixed``."""
-        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor) and k not in self.fixed}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the running sums."""
-        for key, value in self.state().items():
-            if state[key].shape != value.shape or state[key].dtype != value.dtype:
-                raise ValueError(f"{self.name}: {key} has shape {list(state[key].shape)}, not {list(value.shape)}")
-            value.copy_(state[key])
 
 
 class KroneckerAccumulator(Accumulator):
@@ -243,13 +252,13 @@ def joint_rows(grads: Gradients, blocks: list[Block], which: slice, keep: Tensor
 
 
 class EkfacAccumulator(Accumulator):
-    """Σ_{n,k} (Q_Gᵀ J Q_A)², in the eigenvectors of Kronecker factors from an earlier pass."""
+    """Σ_{n,k} (B_Gᵀ J B_A)², in the eigenvectors of Kronecker factors from an earlier pass."""
 
     fixed = ("left", "right")
 
-    def __init__(self, block: Block, left: Tensor, right: Tensor) -> None:
+    def __init__(self, block: Block, left: Tensor, right: Tensor, ratio: Ratio | None = None) -> None:
         assert block.form is not None
-        self.block, self.name = block, block.name
+        self.block, self.name, self.ratio = block, block.name, ratio
         self.left, self.right = left, right
         self.sum = torch.zeros(block.form.native, dtype=right.dtype, device=right.device)
 
@@ -259,4 +268,4 @@ class EkfacAccumulator(Accumulator):
         self.sum += matrix_squares(turned, self.block.form.native, grads).to(self.sum.dtype)
 
     def result(self) -> Structure:
-        return Ekfac(self.sum, self.left, self.right)
+        return Ekfac(self.sum, self.left, self.right, ratio=self.ratio)

@@ -107,7 +107,9 @@ class Affine:
         return torch.cat([total, count], dim=-1) if self.bias else total
 
     def turned(self, basis: Tensor) -> Tensor:
-        """a · basis for basis [E, D (+ 1), D (+ 1)]: [E, N, T, D (+ 1)]."""
+        """a · basis for basis [E, D (+ 1), D (+ 1)], or its diagonal: [E, N, T, D (+ 1)]."""
+        if basis.dim() == 2:  # a diagonal
+            return self.dense().to(basis.dtype) * basis[:, None, None]
         if not self.weight:
             return basis.unsqueeze(1).expand(*self.x.shape[:3], -1)
         size = self.x.shape[-1]
@@ -132,7 +134,9 @@ def add_the_one(out: Tensor, sums: Tensor, rows: int) -> None:
 
 
 def times(t: Tensor, basis: Tensor) -> Tensor:
-    """t · basis for t [E, …, D] and basis [E, D, D'], as one product for each pair."""
+    """t · basis for t [E, …, D] and basis [E, D, D'] as one product for each pair, or its diagonal [E, D]."""
+    if basis.dim() == 2:
+        return t * basis.reshape(len(basis), *(1,) * (t.dim() - 2), -1)
     return (t.flatten(1, -2) @ basis).unflatten(1, t.shape[1:-1])
 
 

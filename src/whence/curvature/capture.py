@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from whence.batches import Inputs
 from whence.curvature.added import ADDITIONS, added_parameter, added_rows, operands
 from whence.curvature.attention import attention
+from whence.curvature.recurrent import CELLS, SEQUENCES, RecurrentCall
 from whence.curvature.rules import BINDERS, EmbeddingRule, Rule
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
@@ -50,6 +51,7 @@ class Use:
     edge: GradientEdge  # its output, before anything was done to it in place
     shape: torch.Size  # of its output
     nth: int  # how many calls of this parameter came before
+    weight_value: Tensor | None = None  # the weight, where it is not a selected parameter
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -65,6 +67,7 @@ class Recorder(TorchFunctionMode):
         self.network = network
         self.uses: list[Use] = []
         self.counts: dict[Any, int] = {}
+        self.recurrent: list[RecurrentCall] = []
         self.looked_up: dict[int, tuple[Tensor, int]] = {}  # rows of embeddings, and their place among the uses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +81,8 @@ class Recorder(TorchFunctionMode):
             self._record(binder, func, out, args, kwargs)
         elif func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._record_sum(out, args, kwargs)
+        elif func in SEQUENCES or func in CELLS:
+            self.recurrent.append(RecurrentCall(func, args))
         return out
 
     def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -97,13 +102,13 @@ class Recorder(TorchFunctionMode):
             )
         if isinstance(call.rule, EmbeddingRule):
             self.looked_up[id(out)] = (out, len(self.uses))
-        self._add(call.rule, weight, bias, out)
+        self._add(call.rule, weight, bias, out, call.weight if weight is None else None)
 
-    def _add(self, rule: Rule, weight: Ref | None, bias: Ref | None, out: Tensor) -> None:
+    def _add(self, rule: Rule, weight: Ref | None, bias: Ref | None, out: Tensor, value: Tensor | None = None) -> None:
         key = (weight, bias)
         nth = self.counts.get(key, 0)
         self.counts[key] = nth + 1
-        self.uses.append(Use(rule, weight, bias, get_gradient_edge(out), out.shape, nth))
+        self.uses.append(Use(rule, weight, bias, get_gradient_edge(out), out.shape, nth, value))
 
     def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
         for x, p in operands(args, kwargs):
@@ -146,6 +151,7 @@ class Pass:
     network: Network
     outputs: Tensor
     uses: list[Use]
+    recurrent: list[RecurrentCall]
 
     def backward(self, columns: Tensor, which: Sequence[int], create_graph: bool = False) -> list[Tensor]:
         """Gradients of ⟨columns[k], outputs⟩ at the outputs of the uses ``which``: [K, *use.shape] each."""
@@ -224,4 +230,4 @@ def forward(network: Network, inputs: Inputs, fused: bool = False) -> Pass:
         outputs = network(inputs)
     if outputs.dim() == 0:
         raise BadData("the network returns a single number, not one output for each example.")
-    return Pass(network, outputs, recorder.uses)
+    return Pass(network, outputs, recorder.uses, recorder.recurrent)

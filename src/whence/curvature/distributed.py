@@ -19,6 +19,7 @@ from torch import distributed as dist
 
 from whence.batches import map_tensors
 from whence.curvature.record import SUMS, FitRecord
+from whence.curvature.signals import Signal
 from whence.errors import BadData, BadOption, RankFailed, RanksDiffer
 from whence.linalg.structures import Ekfac, Structure
 
@@ -171,6 +172,10 @@ class Ranks:
         if isinstance(structure, Ekfac):  # its eigenvectors are the same everywhere
             return replace(structure, values=self.summed(structure.values))
         return structure.replaced({key: self.summed(value) for key, value in structure.tensors().items()})
+
+    def summed_signal(self, signal: Signal) -> Signal:
+        """What all ranks' data show of a block's inputs."""
+        return replace(signal, squares=self.summed(signal.squares), count=self.summed(signal.count))
 
     def summed_record(self, record: FitRecord, device: torch.device) -> FitRecord:
         """The record of all ranks' data."""

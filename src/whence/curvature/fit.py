@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,18 +25,30 @@ from whence.curvature.checkpoint import VALUES, Checkpoint, digest, digest_of_ba
 from whence.curvature.distributed import EXAMPLES, Ranks
 from whence.curvature.distributed_data import part_of
 from whence.curvature.fallbacks import say_fallbacks
-from whence.curvature.jacobian import Plan, widened
+from whence.curvature.jacobian import widened
 from whence.curvature.options import Options, say_unused_draws, settle
 from whence.curvature.passes import Passes
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord, warn_if_probabilities
 from whence.curvature.result import Curvature, Fit
 from whence.curvature.selection import Selection
+from whence.curvature.signals import Signals, from_kronecker, without_sums
+from whence.curvature.signals import accumulators as accumulators_of_signals
 from whence.curvature.sweep import run
 from whence.errors import BadData, BadFile, EmptyData, NothingSelected, is_out_of_memory, notice
 from whence.functional import Network, differentiable, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood
+from whence.linalg.ratios import Ratio
 from whence.linalg.structures import Kronecker, Structure
 
+
+class HasRatio(Protocol):
+    """A prior, as far as a fit has to know it."""
+
+    def of(self, blocks: Sequence[Block]) -> Any: ...
+
+
+PriorOf = Callable[[Plan, Signals], HasRatio]  # the prior of a plan's blocks, from what they saw over the data
 PROBE = 256  # of the first examples that a posterior keeps
 LOOKED_AT = 64  # examples of the first batch whose outputs are looked at
 
@@ -50,10 +62,11 @@ def fit(
     seed: Callable[[], int] | None = None,
     ranks: Ranks | None = None,
     checkpoint: Checkpoint | None = None,
+    prior: PriorOf | None = None,
 ) -> Fit:
     """Compute the curvature of ``network`` on ``data``, summed over the ``ranks`` of a process group.
 
-    ``seed`` is asked for only if something is drawn.
+    ``seed`` is asked for only if something is drawn; ``prior`` only by structures that are computed relative to it.
     """
     ranks, asked = ranks or Ranks(), options
     part = part_of(data.source, ranks)
@@ -77,7 +90,7 @@ def fit(
         options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
     names = selection.resolve(network, first.inputs)
     network.select(names)
-    plan = Plan.make(network, names, first.inputs)
+    plan = Plan.make(network, names, first.inputs, likelihood.task == "classification")
     if plan.inspection.unused >= set(names):
         raise NothingSelected(
             f"none of the {len(names)} selected parameters reaches the output with a gradient. Does the forward pass "
@@ -93,7 +106,7 @@ def fit(
         signature = _signature(plan, data, likelihood, options, keep, mine, ranks)
         checkpoint.belongs(signature | ({VALUES: values} if values else {}), data.source)
     del outputs  # those of a language model take gigabytes
-    curvature = _compute(plan, batches, likelihood, options, keep, ranks)
+    curvature = _compute(plan, batches, likelihood, options, keep, ranks, prior)
     if not curvature.record.targets:
         raise BadData("the data hold no target that counts: every label is ignore_index.")
     if options.data_size is not None or options.passes > 1:
@@ -212,7 +225,13 @@ def _signature(
 
 
 def _compute(
-    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None, ranks: Ranks
+    plan: Plan,
+    batches: Passes,
+    likelihood: Likelihood,
+    options: Options,
+    keep: Tensor | None,
+    ranks: Ranks,
+    prior: PriorOf | None,
 ) -> Curvature:
     start = time.perf_counter()
     like = next(iter(plan.network.params.values()))
@@ -220,30 +239,62 @@ def _compute(
     whole = sum(b.size for b in plan.blocks) if keep is None else len(keep)
     dense = whole if options.structure == "full" or keep is not None else None
     memory.check(plan.blocks, options, dense, max(like.element_size(), 4), like.device)
+    found = Seen(plan, options, ranks)
     if options.curvature == "hessian":
-        structures, record = hessian.compute(plan, batches, likelihood, options, keep)
+        structures, record = hessian.compute(plan, batches, likelihood, options, keep, found.sums)
     elif options.structure == "lowrank":
-        structures, record = lowrank.compute(plan, batches, likelihood, options, ranks)
+        seen = run(plan, batches, likelihood, options, [], "signals", signals=found.sums)
+        batches.same_data(seen.loss, "lowrank")
+        signals = found.added_up([])
+        ratio = None if prior is None else prior(plan, signals).of(plan.blocks).ratio
+        structures, record = lowrank.compute(plan, batches, likelihood, options, ranks, ratio)
     elif options.curvature == "kfra":
         structures, record = kfra.compute(plan, batches, likelihood, options)
     else:
         accumulators = _accumulators(plan.blocks, options, like, keep)
         plan.fused = options.curvature in ("mc", "empirical") and options.draws.count == 1
-        record = run(plan, batches, likelihood, options, accumulators, "curvature")
+        record = run(plan, batches, likelihood, options, accumulators, "curvature", signals=found.sums)
         structures = [a.result() for a in accumulators]
-        if options.structure == "ekfac":
-            ranks.meet("adding up the factors")
-            structures = [ranks.summed_structure(s) for s in structures]
-            structures = _corrected(plan, batches, likelihood, options, structures, record, ranks)
+    if options.structure == "ekfac":
+        ranks.meet("adding up the factors")
+        structures = [ranks.summed_structure(s) for s in structures]
+        signals = found.added_up(structures)
+        relative = None if prior is None else prior(plan, signals)
+        structures = _corrected(plan, batches, likelihood, options, structures, record, ranks, relative)
     plan.fused = False
     ranks.meet("adding up the curvature")
     if options.structure not in ("ekfac", "lowrank"):
         structures = [ranks.summed_structure(s) for s in structures]
+        signals = found.added_up(structures)
     record = ranks.summed_record(record, like.device)
     if options.offload:
         structures = [s.to("cpu") for s in structures]
     seconds = {"curvature": time.perf_counter() - start}
-    return Curvature(plan.blocks, structures, record, options, joint, keep, seconds)
+    return Curvature(plan.blocks, structures, record, options, joint, keep, seconds, signals)
+
+
+class Seen:
+    """What the blocks saw over the data: in sums of their own, or in those of their Kronecker factors."""
+
+    def __init__(self, plan: Plan, options: Options, ranks: Ranks) -> None:
+        self.plan, self.ranks = plan, ranks
+        expanded = options.structure in ("kron", "ekfac") and options.sharing == "expand"
+        kinds = {name: d.kind for name, d in plan.descriptions.items()}
+        self.factored = [b.name for b in plan.blocks if expanded and b.matrix_structured and kinds[b.name] == "matrix"]
+        self.sums = accumulators_of_signals(plan.blocks, plan.descriptions, plan.network, self.factored)
+
+    def added_up(self, structures: list[Structure]) -> Signals:
+        """By block, over all ranks; the structures must be so already."""
+        self.ranks.meet("adding up what the layers saw")
+        found = {s.name: self.ranks.summed_signal(s.signal()) for s in self.sums}
+        for block, structure in zip(self.plan.blocks, structures, strict=True) if self.factored else []:
+            if block.name in self.factored:
+                assert isinstance(structure, Kronecker)
+                found[block.name] = from_kronecker(block, self.plan.descriptions[block.name], structure)
+        for block in self.plan.blocks:
+            if block.name not in found:
+                found[block.name] = without_sums(block, self.plan.descriptions[block.name], self.plan.network.device)
+        return {block.name: found[block.name] for block in self.plan.blocks}
 
 
 def _accumulators(blocks: list[Block], options: Options, like: Tensor, keep: Tensor | None) -> list[Accumulator]:
@@ -268,15 +319,19 @@ def _corrected(
     structures: list[Structure],
     first: FitRecord,
     ranks: Ranks,
+    prior: HasRatio | None,
 ) -> list[Structure]:
-    """The second pass of EKFAC."""
+    """The second pass of EKFAC, in the eigenvectors of the factors relative to the prior."""
     factors = {
         i: s
         for i, (block, s) in enumerate(zip(plan.blocks, structures, strict=True))
         if isinstance(s, Kronecker) and block.structure == "ekfac"
     }
-    vectors = _eigenvectors([(plan.blocks[i].name, s) for i, s in factors.items()], ranks)
-    exact = [(i, EkfacAccumulator(plan.blocks[i], *pair)) for i, pair in zip(factors, vectors, strict=True)]
+    ratios = {i: None if prior is None else prior.of([plan.blocks[i]]).ratio for i in factors}
+    alike = {i: None if r is None else r.to(factors[i].grads.device, factors[i].grads.dtype) for i, r in ratios.items()}
+    vectors = _eigenvectors([(plan.blocks[i].name, s, alike[i]) for i, s in factors.items()], ranks)
+    bases = zip(factors, vectors, strict=True)
+    exact = [(i, EkfacAccumulator(plan.blocks[i], left, right, alike[i])) for i, (left, right) in bases]
     basis = "" if batches.checkpoint is None else digest(q for pair in vectors for q in pair)
     again = run(plan, batches, likelihood, options, [a for _, a in exact], "eigenvalues", basis)
     batches.same_data(first.loss, "ekfac")
@@ -288,16 +343,16 @@ def _corrected(
     return done
 
 
-def _eigenvectors(factors: list[tuple[str, Kronecker]], ranks: Ranks) -> list[list[Tensor]]:
-    """Q_G and Q_A of each block; several ranks find some each, and all of them have the same bits."""
+def _eigenvectors(factors: list[tuple[str, Kronecker, Ratio | None]], ranks: Ranks) -> list[list[Tensor]]:
+    """B_G and B_A of each block; several ranks find some each, and all of them have the same bits."""
     share = ranks.share()
     owners = [0] * len(factors)
     if share is not None:
-        owners = share.assign([float(f.grads.shape[-1] ** 3 + f.inputs.shape[-1] ** 3) for _, f in factors])
+        owners = share.assign([float(f.grads.shape[-1] ** 3 + f.inputs.shape[-1] ** 3) for _, f, _ in factors])
     found = []
-    for owner, (name, f) in zip(owners, factors, strict=True):
+    for owner, (name, f, ratio) in zip(owners, factors, strict=True):
         if owner == ranks.rank:
-            spectral: Any = f.spectral(None, name)
+            spectral: Any = f.spectral(ratio, name)
             found.append([spectral.left, spectral.right])
         else:
             found.append([torch.empty_like(f.grads), torch.empty_like(f.inputs)])

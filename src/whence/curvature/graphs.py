@@ -128,11 +128,11 @@ class Graphs:
 
     def _sums(self) -> list[Tensor]:
         """What is added up on the device."""
-        found = [t for a in self.sweep.accumulators for k, t in a.state().items() if k not in a.host]
+        found = [t for a in self.sweep.every_sum for k, t in a.state().items() if k not in a.host]
         return found + self.sweep.recorder.sums
 
     def _host(self) -> list[Tensor]:
-        return [t for a in self.sweep.accumulators for k, t in a.state().items() if k in a.host]
+        return [t for a in self.sweep.every_sum for k, t in a.state().items() if k in a.host]
 
 
 def wanted(sweep: Sweep) -> bool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from whence.curvature.accumulate import accumulation_dtype
+from whence.curvature.accumulate import InputSums, accumulation_dtype
 from whence.curvature.blocks import Block
 from whence.curvature.capture import gradients
 from whence.curvature.checkpoint import Sums
-from whence.curvature.jacobian import Plan, widened
+from whence.curvature.jacobian import widened
 from whence.curvature.memory import Room, within
 from whence.curvature.passes import Passes
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.sweep import Piece, relevant
 from whence.errors import TooLarge, UnsupportedLayer
@@ -31,9 +32,14 @@ TOGETHER = 64  # rows
 
 
 def compute(
-    plan: Plan, batches: Passes, likelihood: Likelihood, options: Options, keep: Tensor | None
+    plan: Plan,
+    batches: Passes,
+    likelihood: Likelihood,
+    options: Options,
+    keep: Tensor | None,
+    signals: Sequence[InputSums],
 ) -> tuple[list[Structure], FitRecord]:
-    """Σ ∇² NLL: jointly, by block, or its diagonal."""
+    """Σ ∇² NLL: jointly, by block, or its diagonal; with sums of what the blocks saw."""
     size = sum(b.size for b in plan.blocks)
     if size > LIMIT:
         raise TooLarge(
@@ -46,10 +52,10 @@ def compute(
     dtype = accumulation_dtype(like.dtype)
     sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
     kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})
-    for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept]):
+    for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept, *signals]):
         batch, numbers = relevant(batch, likelihood)
         if len(numbers):
-            second = _Second(plan, groups, list(kept.values.values()), likelihood, recorder, room)
+            second = _Second(plan, groups, list(kept.values.values()), likelihood, recorder, room, signals)
             within(room, Piece(batch, numbers, [0] * len(groups)), second.add, _too_large)
     room.say("the fit", "row")
     totals = kept.values.values()
@@ -71,9 +77,11 @@ class _Second:
     likelihood: Likelihood
     recorder: Recorder
     room: Room
+    signals: Sequence[InputSums]
 
     def add(self, piece: Piece) -> None:
         batch, piece.trying = piece.batch, 0
+        self._add_signals(piece)
         with differentiable(self.plan.network):
             outputs = widened(self.plan.network(batch.inputs))
             targets = self.likelihood.check(outputs, batch.targets, batch.index)
@@ -84,6 +92,14 @@ class _Second:
             for i, (group, total) in enumerate(zip(self.groups, self.totals, strict=True)):
                 if piece.columns[i] < len(total):
                     self._add_rows(piece, i, group, total, loss)
+
+    def _add_signals(self, piece: Piece) -> None:
+        if piece.inputs == len(self.signals):
+            return
+        recording = self.plan.record(piece.batch.inputs, len(piece.rows))
+        for sums in self.signals[piece.inputs :]:
+            sums.inputs(recording)
+            piece.inputs += 1
 
     def _add_rows(self, piece: Piece, i: int, group: list[Block], total: Tensor, loss: Tensor) -> None:
         piece.trying = 0

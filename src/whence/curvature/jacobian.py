@@ -8,31 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, map_tensors, size_of, take
+from whence.batches import Inputs, take
 from whence.curvature.affine import Affine, times
 from whence.curvature.autocorrelation import Windows
-from whence.curvature.blocks import Block, MatrixForm, plan
-from whence.curvature.capture import Pass, Ref, Use, forward
-from whence.curvature.layout import Inspection, Layout, contradicted, inspect, lead_dims, lead_shape
+from whence.curvature.blocks import Block, MatrixForm
+from whence.curvature.capture import Pass, Ref, Use
+from whence.curvature.layout import Inspection, Layout, lead_dims
 from whence.curvature.layout import widened as widened
 from whence.curvature.lines import Lines
-from whence.curvature.memory import attempt
-from whence.curvature.per_example import PerExample
 from whence.curvature.rows import summed_at_first, use_rows
 from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule
-from whence.errors import BadData, UnsupportedLayer
-from whence.functional import Network
 from whence.linalg.dense import is_narrow
+
+if TYPE_CHECKING:
+    from whence.curvature.plan import Plan
 
 BUDGET = 64 * 2**20  # bytes that one intermediate may take
 CUDA_BUDGET = 2 * 2**30
-CONFIRMED = 4  # examples of later batches that are looked at
 PIECE = 16 * 2**20  # bytes of patches that are made at a time on the CPU; they stay in the cache
 
 
@@ -199,7 +196,7 @@ class Recording:
         """Which pairs each call of a matrix block covers, and what it saw."""
         assert block.form is not None
         for index, ref in self.calls_of.get(block.name, []):
-            yield _pairs(ref, block.form), affine(self.called[index], block.form)
+            yield pairs_of(ref, block.form), affine(self.called[index], block.form)
 
     def input_pieces(self, block: Block) -> Iterator[tuple[slice, Affine | Windows | Lines, bool]]:
         """The same piece by piece, for sums over examples; with each, whether it is the last."""
@@ -207,7 +204,7 @@ class Recording:
         calls = self.calls_of.get(block.name, [])
         for i, (index, ref) in enumerate(calls, 1):
             for piece, last in self.called[index].pieces(block.form):
-                yield _pairs(ref, block.form), piece, last and i == len(calls)
+                yield pairs_of(ref, block.form), piece, last and i == len(calls)
 
 
 def affine(called: CalledUse, form: MatrixForm) -> Affine:
@@ -227,14 +224,14 @@ class Gradients:
         """Which pairs each call of a matrix block covers, and its output gradients [K, E', N, T, O]."""
         assert block.form is not None
         for index, ref in self.recording.calls_of.get(block.name, []):
-            yield _pairs(ref, block.form), self.grads[index]
+            yield pairs_of(ref, block.form), self.grads[index]
 
     def parts(self, block: Block) -> list[MatrixPart]:
         """The calls of a matrix block."""
         form = block.form
         assert form is not None
         return [
-            MatrixPart(_pairs(ref, form), affine(self.recording.called[i], form), widened(self.grads[i]))
+            MatrixPart(pairs_of(ref, form), affine(self.recording.called[i], form), widened(self.grads[i]))
             for i, ref in self.recording.calls_of.get(block.name, [])
         ]
 
@@ -302,7 +299,7 @@ class Gradients:
         return block.form.unpack(native)
 
 
-def _pairs(ref: Ref, form: MatrixForm) -> slice:
+def pairs_of(ref: Ref, form: MatrixForm) -> slice:
     """Which of a block's pairs a call over some rows of its parameter covers."""
     if ref.whole:
         return slice(0, form.pairs)
@@ -316,85 +313,3 @@ def _starts(block: Block) -> list[int]:
         starts.append(at)
         at += p.numel
     return starts
-
-
-class Plan:
-    """A network's blocks, and how to record a batch for them."""
-
-    def __init__(self, network: Network, blocks: list[Block], inspection: Inspection) -> None:
-        self.network, self.blocks, self.inspection = network, blocks, inspection
-        self.fused = False  # whether attention may use its fused kernels: one backward pass and no more
-        self.together: int | None = None  # inputs that are known to fit into memory, once that ran out
-        self._confirmed, self._fitting = False, dict[Any, bool]()  # what has been seen of later inputs
-        self.block_of = {p.name: b for b in blocks for p in b.params if b.source != "example"}
-        if network.device.type == "cpu" and any("Conv" in key[0] for key in inspection.layouts):
-            network.batched_backward = False  # no faster there, and columns would lie far from each other
-        self.example_blocks = [b for b in blocks if b.source == "example"]
-        self.per_example = PerExample(network, [p.name for b in self.example_blocks for p in b.params])
-
-    @classmethod
-    def make(cls, network: Network, selected: list[str], inputs: Inputs) -> Plan:
-        """Inspect the network on some inputs, and partition the selected parameters."""
-        inspection = inspect(network, selected, inputs)
-        blocks = plan(network, selected, inspection)
-        inspection.uses.clear()  # they hold the graph of the inspected pass
-        return cls(network, blocks, inspection)
-
-    def record(self, inputs: Inputs, size: int, keep_graph: bool = False) -> Recording:
-        """Run a batch forward; with ``keep_graph`` what it saw stays differentiable in the inputs."""
-        seen = forward(self.network, inputs, self.fused)
-        if seen.outputs.shape[0] != size:
-            raise BadData(
-                f"{size} examples go in, but the outputs have shape {list(seen.outputs.shape)}. The first "
-                "dimension of inputs and outputs must count examples."
-            )
-        self._reinspect_if_new(seen, inputs, size)
-        return Recording(self, inputs, seen, size, keep_graph)
-
-    def _reinspect_if_new(self, seen: Pass, inputs: Inputs, size: int) -> None:
-        """A forward pass that makes calls which the inspected one did not make is looked at again."""
-        layouts = self.inspection.layouts
-        if all(self._known(use, size) for use in seen.uses):
-            return
-        again = inspect(self.network, list(self.network_selected()), inputs)
-        self._refuse(again.unexplained)
-        layouts.update(again.layouts)
-        left = [use for use in seen.uses if not self._known(use, size)]
-        self._refuse({n: "its rows cannot be told apart by example" for use in left for n in self._ours(use)})
-
-    def confirm(self, inputs: Inputs, thoroughly: bool = False) -> None:
-        """Refuse inputs for which something else holds than on the first batch; ``thoroughly`` once and for all."""
-        if size_of(inputs) < 2 or (thoroughly and self._confirmed):
-            return
-        inputs = map_tensors(Tensor.detach, inputs)
-        if thoroughly:
-            self._refuse(inspect(self.network, list(self.network_selected()), inputs).unexplained)
-        few = take(inputs, slice(0, CONFIRMED))
-        for use in attempt(partial(contradicted, self.network, few, self.inspection.layouts)) or []:
-            self._refuse(dict.fromkeys(self._ours(use), "its rows belong to other examples"))
-        self._confirmed |= thoroughly
-
-    def _ours(self, use: Use) -> list[str]:
-        """The parameters of a call that belong to a block with rows."""
-        return [ref.name for ref in (use.weight, use.bias) if ref is not None and ref.name in self.block_of]
-
-    def _refuse(self, otherwise: dict[str, str]) -> None:
-        for name in sorted(otherwise.keys() & self.block_of.keys()):
-            raise UnsupportedLayer(
-                f"the forward pass uses {name!r} in a way that it did not on the first batch ({otherwise[name]}). Put "
-                "a batch that takes every path first (with several examples, not in a special order), or leave it out."
-            )
-
-    def network_selected(self) -> Iterator[str]:
-        return (name for name, p in self.network.params.items() if p.requires_grad)
-
-    def _known(self, use: Use, size: int) -> bool:
-        if not self._ours(use):
-            return True
-        layout = self.inspection.layouts.get(use.key)
-        if layout is None:
-            return False
-        key = (use.key, layout, use.shape, size)
-        if key not in self._fitting:
-            self._fitting[key] = layout.fits(lead_shape(use), size)
-        return self._fitting[key]

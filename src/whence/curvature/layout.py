@@ -25,6 +25,11 @@ from whence.linalg.dense import is_narrow
 CHECKED = 8  # examples of the first batch that are looked at
 PROBED = 2**30  # bytes of gradients that are looked at; fewer examples, where they would be more
 PERIOD = 1_000_003  # entries of a probe before it repeats itself
+PASSED_ON = {  # what leaves the outputs of a layer as they are, or moves all classes alike
+    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "PermuteBackward0",
+    "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "AliasBackward0", "CloneBackward0", "ToCopyBackward0",
+    "LogSoftmaxBackward0",
+}  # fmt: skip
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
@@ -59,6 +64,9 @@ class Inspection:
     unexplained: dict[str, str] = field(default_factory=dict)  # parameter → reason
     unused: set[str] = field(default_factory=set)
     uses: list[Use] = field(default_factory=list)  # of the inspected pass, in order
+    external: set[Any] = field(default_factory=set)  # calls (and recurrent matrices) whose input no parameter moves
+    recurrent: set[str] = field(default_factory=set)  # matrices of recurrent calls
+    heads: set[str] = field(default_factory=set)  # parameters of calls whose outputs are those of the network
 
 
 def lead_dims(use: Use, g: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -191,6 +199,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     found = Inspection(uses=seen.uses)
     _find_layouts(found, seen, size)
     _check_gradients(found, seen, network, selected)
+    _find_ends(found, seen, network, few)
     return found
 
 
@@ -247,6 +256,42 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
                 if rebuilt_norm
                 else "no layer rule knows its use"
             )
+
+
+def _find_ends(found: Inspection, seen: Pass, network: Network, few: Inputs) -> None:
+    """Which calls see what no parameter has touched, frozen ones included, and which give the network's outputs."""
+    selected = [name for name, p in network.params.items() if p.requires_grad]
+    everything = [name for name, p in network.params.items() if p.is_floating_point()]
+    whole = seen
+    if len(selected) < len(everything):
+        network.select(everything)
+        try:
+            whole = forward(network, few)
+        finally:
+            network.select(selected)
+    touched = {use.key for use in whole.uses if use.rule.x.requires_grad}
+    found.external |= {use.key for use in seen.uses if not _is_touched(use, whole.uses, touched)}
+    for call in whole.recurrent:
+        inputs = [(network.names_by_id.get(id(w)), x) for w, x in call.inputs()]
+        found.recurrent |= {name for name, _ in inputs if name is not None}
+        if inputs and inputs[0][0] is not None and not call.x.requires_grad:
+            found.external.add(inputs[0][0])
+    node = seen.outputs.grad_fn
+    while node is not None:
+        ends = [use for use in seen.uses if use.edge.node is node]
+        found.heads |= {ref.name for use in ends for ref in (use.weight, use.bias) if ref is not None and ref.whole}
+        if ends or type(node).__name__ not in PASSED_ON or not node.next_functions:
+            return
+        node = node.next_functions[0][0]
+
+
+def _is_touched(use: Use, uses: list[Use], touched: set[Any]) -> bool:
+    """Whether the input of a call was touched by a parameter in a pass in which more of them were selected."""
+    mine = {ref.name for ref in (use.weight, use.bias) if ref is not None}
+    for other in uses:
+        if other.key in touched and mine & {ref.name for ref in (other.weight, other.bias) if ref is not None}:
+            return True
+    return False
 
 
 def _compared(true: Tensor | None, summed: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from whence.batches import Inputs
 from whence.curvature.blocks import Block
-from whence.curvature.jacobian import Plan
 from whence.curvature.options import Options
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord
+from whence.curvature.signals import Signals
 from whence.errors import BadOption
 from whence.likelihoods import Likelihood
 from whence.linalg.structures import Structure
@@ -28,10 +29,16 @@ class Curvature:
     joint: bool = False  # one structure over all blocks together
     keep: Tensor | None = None  # entries of the joined vector that are Bayesian (a subnetwork)
     seconds: dict[str, float] = field(default_factory=dict)
+    signals: Signals = field(default_factory=dict)  # what each block saw; empty in files of older versions
 
     def scaled(self, factor: float) -> Curvature:
-        """factor · H; the record counts accordingly."""
-        return replace(self, structures=[s.scaled(factor) for s in self.structures], record=self.record.scaled(factor))
+        """factor · H; record and signals count accordingly."""
+        return replace(
+            self,
+            structures=[s.scaled(factor) for s in self.structures],
+            record=self.record.scaled(factor),
+            signals={name: signal.scaled(factor) for name, signal in self.signals.items()},
+        )
 
     def with_noise(self, noise: float) -> Curvature:
         """Under a Gaussian with another standard deviation: H ∝ 1/σ² (the empirical Fisher ∝ 1/σ⁴)."""
@@ -54,7 +61,9 @@ class Curvature:
                 "the two curvatures are not of the same network with the same selection and structure (max_factor too)."
             )
         structures = [a.merged(b) for a, b in zip(self.structures, other.structures, strict=True)]
-        return replace(self, structures=structures, record=self.record.merged(other.record))
+        both = self.signals.keys() & other.signals.keys()
+        signals = {name: s.merged(other.signals[name]) for name, s in self.signals.items() if name in both}
+        return replace(self, structures=structures, record=self.record.merged(other.record), signals=signals)
 
 
 def _kept(block: Block) -> tuple[object, ...]:

@@ -136,7 +136,7 @@ class ElementRule(Rule):
 
 @dataclass(frozen=True)
 class ChannelRule(ElementRule):
-    """Scale and shift of dimension 1 (batch, group and instance normalisation, PReLU)."""
+    """Scale and shift of dimension 1 (batch, group and instance normalisation)."""
 
     label: ClassVar[str] = "Norm"
     normalise: Callable[[Tensor], Tensor]
@@ -163,15 +163,29 @@ class TrailingRule(ElementRule):
         return g.flatten(-self.dims)
 
 
-@dataclass(frozen=True)
-class ScalarRule(ElementRule):
-    """One number that scales everything (PReLU with one parameter)."""
+class SlopeRule(ElementRule):
+    """The slopes of PReLU: they multiply what is below zero."""
 
     label: ClassVar[str] = "PReLU"
-    normalise: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ChannelSlopeRule(SlopeRule):
+    """A slope for each channel."""
 
     def features(self) -> Tensor:
-        return self.normalise(self.x).unsqueeze(-1)
+        return self.x.clamp(max=0).movedim(1, -1)
+
+    def gradient(self, g: Tensor) -> Tensor:
+        return g.movedim(2, -1)
+
+
+@dataclass(frozen=True)
+class OneSlopeRule(SlopeRule):
+    """One slope for everything."""
+
+    def features(self) -> Tensor:
+        return self.x.clamp(max=0).unsqueeze(-1)
 
     def gradient(self, g: Tensor) -> Tensor:
         return g.unsqueeze(-1)
@@ -326,8 +340,8 @@ def _rms_norm(
 
 def _prelu(input: Tensor, weight: Tensor) -> Call:  # noqa: A002
     if weight.numel() == 1:
-        return Call(ScalarRule(input, lambda x: x.clamp(max=0)), weight, None)
-    return Call(ChannelRule(input, lambda x: x.clamp(max=0)), weight, None)
+        return Call(OneSlopeRule(input), weight, None)
+    return Call(ChannelSlopeRule(input), weight, None)
 
 
 def _embedding(

@@ -6,6 +6,7 @@ not added again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 from whence.batches import Batch, size_of, take
 from whence.checks import Watch
 from whence.curvature import graphs
-from whence.curvature.accumulate import Accumulator
+from whence.curvature.accumulate import Accumulator, InputSums
+from whence.curvature.checkpoint import Kept
 from whence.curvature.columns import columns_for
-from whence.curvature.jacobian import Plan, Recording, budget, widened
+from whence.curvature.jacobian import Recording, budget, widened
 from whence.curvature.memory import Room, gib, largest, remedy, within
 from whence.curvature.options import Options
 from whence.curvature.passes import Passes
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord, Recorder
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -36,16 +39,18 @@ def run(
     accumulators: list[Accumulator],
     label: str,
     basis: str = "",
+    signals: Sequence[InputSums] = (),
 ) -> FitRecord:
-    """One or several passes over the data into the accumulators."""
+    """One or several passes over the data into the accumulators, and into sums of what the blocks saw."""
     recorder, room = Recorder(likelihood), Room()
-    sweep = Sweep(plan, likelihood, options, accumulators, recorder, room)
+    sweep = Sweep(plan, likelihood, options, accumulators, signals, recorder, room)
     if graphs.wanted(sweep):
         length = batches.data.length()
         sweep.graphs = graphs.Graphs(sweep, None if length is None else length * options.passes)
     try:
         with Watch():
-            for batch in batches.passes(options.passes, options.progress, label, [recorder, *accumulators], basis):
+            kept: list[Kept] = [recorder, *accumulators, *signals]
+            for batch in batches.passes(options.passes, options.progress, label, kept, basis):
                 batch, rows = relevant(batch, likelihood)
                 if len(rows):
                     if batch.index == 1:
@@ -64,7 +69,7 @@ class Piece:
     batch: Batch
     rows: Tensor  # numbers of the examples in the data
     columns: list[int]  # root columns that each accumulator has
-    inputs: int = 0  # accumulators that have the inputs
+    inputs: int = 0  # sums that have the inputs
     recorded: bool = False
     trying: int = 0  # root columns under way
     at: str = "the forward pass"
@@ -89,9 +94,14 @@ class Sweep:
     likelihood: Likelihood
     options: Options
     accumulators: list[Accumulator]
+    signals: Sequence[InputSums]
     recorder: Recorder
     room: Room
     graphs: graphs.Graphs | None = None
+
+    @property
+    def every_sum(self) -> list[InputSums]:
+        return [*self.accumulators, *self.signals]
 
     def add(self, piece: Piece) -> None:
         """Sum a piece, by a graph where that pays."""
@@ -119,10 +129,12 @@ class Sweep:
             piece.recorded = True
         if not recording.outputs.requires_grad:
             return
-        for accumulator in self.accumulators[piece.inputs :]:
-            piece.at = f"the inputs of {accumulator.name}"
-            accumulator.inputs(recording)
+        for sums in self.every_sum[piece.inputs :]:
+            piece.at = f"the inputs of {sums.name}"
+            sums.inputs(recording)
             piece.inputs += 1
+        if not self.accumulators:
+            return
         exact = self.options.curvature == "ggn" and not self.likelihood.fisher_draws
         if exact and all(accumulator.takes_direct for accumulator in self.accumulators) and recording.direct:
             self._sum_directly(piece, recording, targets)

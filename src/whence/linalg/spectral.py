@@ -1,7 +1,8 @@
-"""Symmetric matrices by their eigenvectors, and functions of them.
+"""Symmetric matrices by their eigenvectors relative to a diagonal D, and functions of them.
 
-A ``Spectral`` is H = Q diag(λ) Qᵀ. Each method takes w = f(λ) in the shape of ``values`` and works with
-f(H) = Q diag(w) Qᵀ; ``rest`` is f(0), used where H has a kernel that is not stored.
+A ``Spectral`` is a matrix B with Bᵀ H B = diag(λ) and Bᵀ D B = I, so that (s H + δ D)⁻¹ = B diag(1 / (s λ + δ)) Bᵀ;
+D is ``ratio``, the identity where that is None. Each method takes w = f(λ) in the shape of ``values`` and works with
+B diag(w) Bᵀ; ``rest`` is f(0), used where H has a kernel that is not stored.
 Vectors have the ``native`` shape: [P], or [E, O, D] for E Kronecker pairs side by side.
 """
 
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.linalg.ratios import Ratio, Separable
+
 TURNED = 8  # draws that are turned at a time on the CPU
 
 
@@ -23,6 +26,7 @@ class Spectral(ABC):
     """An eigendecomposition; see the module's text."""
 
     values: Tensor
+    ratio: Ratio | None
 
     def to(self, device: torch.device) -> Spectral:
         """A copy on another device; pinned, where it waits in main memory for a GPU."""
@@ -48,55 +52,83 @@ class Spectral(ABC):
         """Number of zero eigenvalues that ``values`` leaves out."""
         return 0
 
+    def weights(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """What turned rows are weighed with: w, and ``rest`` for B Bᵀ = D⁻¹, [] or in the shape of w."""
+        return w, rest
+
     @abstractmethod
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
-        """f(H) v for v [..., *native]."""
+        """B diag(w) Bᵀ v for v [..., *native]."""
+
+    def apply_whitened(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        """f(D^{-1/2} H D^{-1/2}) v = D^{1/2} B diag(w) Bᵀ D^{1/2} v."""
+        if self.ratio is None:
+            return self.apply(w, v, rest)
+        half = self.ratio.dense().sqrt()
+        return half * self.apply(w, half * v, rest)
 
     @abstractmethod
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        """A vector with covariance f(H)² if the noise is white; no more work than needed. The noise is used up."""
+        """B diag(w) ``noise``: a vector with covariance B diag(w²) Bᵀ if the noise is white. Overwrites ``noise``."""
+
+    @abstractmethod
+    def rooted(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        """rows B diag(w) for rows [..., *native]: R with R Rᵀ = rows B diag(w²) Bᵀ rowsᵀ."""
+
+    @abstractmethod
+    def combined(self, z: Tensor) -> Tensor:
+        """B z for coefficients z in the shape of ``values``: [*native]."""
 
     @abstractmethod
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        """diag f(H), [*native]."""
+        """diag(B diag(w) Bᵀ), [*native]."""
 
     @abstractmethod
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
-        """rows f(H) rowsᵀ for rows [..., K, *native] → [..., K, K]."""
-
-    def trace(self, w: Tensor, rest: Tensor) -> Tensor:
-        return w.sum() + self.kernel * rest
+        """rows B diag(w) Bᵀ rowsᵀ for rows [..., K, *native] → [..., K, K]."""
 
 
 @dataclass(frozen=True)
 class DiagonalSpectral(Spectral):
-    """Q = I."""
+    """B = D^{-1/2}."""
 
     values: Tensor  # [P]
+    ratio: Ratio | None = None
+    inverse: Tensor | None = None  # D⁻¹, [P]
 
     @property
     def native(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
+    def weights(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        return (w, rest) if self.inverse is None else (w * self.inverse, rest * self.inverse)
+
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
-        return v * w
+        return v * self.weights(w, rest)[0]
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        return noise * w
+        return noise * (w if self.inverse is None else w * self.inverse.sqrt())
+
+    def rooted(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        return self.colour(w, rows, rest)
+
+    def combined(self, z: Tensor) -> Tensor:
+        return z if self.inverse is None else z * self.inverse.sqrt()
 
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        return w
+        return self.weights(w, rest)[0]
 
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
-        return (rows * w) @ rows.mT
+        return (rows * self.weights(w, rest)[0]) @ rows.mT
 
 
 @dataclass(frozen=True)
 class DenseSpectral(Spectral):
-    """Q stored as [P, P]."""
+    """B stored as [P, P]."""
 
     values: Tensor  # [P]
     vectors: Tensor  # [P, P]
+    ratio: Ratio | None = None
 
     @property
     def native(self) -> tuple[int, ...]:
@@ -108,6 +140,12 @@ class DenseSpectral(Spectral):
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
         return (noise * w) @ self.vectors.mT
 
+    def rooted(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        return (rows @ self.vectors) * w
+
+    def combined(self, z: Tensor) -> Tensor:
+        return self.vectors @ z
+
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
         return self.vectors.square() @ w
 
@@ -118,37 +156,38 @@ class DenseSpectral(Spectral):
 
 @dataclass(frozen=True)
 class KroneckerSpectral(Spectral):
-    """Q = Q_G ⊗ Q_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table.
+    """B = B_G ⊗ B_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table.
 
-    A factor that is too large for eigenvectors is diagonal, and its Q is I, held as None.
+    A factor that is too large for eigenvectors is diagonal: its B is held as [E, n], or as None where it is I.
     """
 
     values: Tensor  # [E, O, D]
-    left: Tensor | None = None  # Q_G, [E, O, O]
-    right: Tensor | None = None  # Q_A, [E, D, D]
+    left: Tensor | None = None  # B_G, [E, O, O]
+    right: Tensor | None = None  # B_A, [E, D, D]
     left_values: Tensor | None = None  # λ_G, [E, O]; None where λ is not a product
     right_values: Tensor | None = None  # λ_A, [E, D]
+    ratio: Separable | None = None  # type: ignore[assignment]
 
     @property
     def native(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
     def rotate(self, v: Tensor) -> Tensor:
-        """Q_Gᵀ v Q_A."""
-        v = v if self.left is None else self.left.mT @ v
-        return v if self.right is None else v @ self.right
+        """B_Gᵀ v B_A."""
+        if self.left is not None:
+            v = v * self.left.unsqueeze(-1) if self.left.dim() == 2 else self.left.mT @ v
+        return turn(v, self.right)
 
     def back(self, v: Tensor) -> Tensor:
-        """Q_G v Q_Aᵀ."""
-        v = v if self.left is None else self.left @ v
-        return v if self.right is None else v @ self.right.mT
+        """B_G v B_Aᵀ."""
+        return turn_back(turn_left(v, self.left), self.right)
 
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
         return self.back(self.rotate(v) * w)
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
         noise *= w
-        if self.left is None or self.right is None:
+        if self.left is None or self.right is None or self.left.dim() == 2 or self.right.dim() == 2:
             return self.back(noise)
         draws = noise.view(-1, *self.native)
         some_draws = draws.split(TURNED if draws.device.type == "cpu" else len(draws))
@@ -158,9 +197,15 @@ class KroneckerSpectral(Spectral):
             torch.matmul(turned[: len(some)], self.right.mT, out=some)
         return noise
 
+    def rooted(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        return self.rotate(rows) * w
+
+    def combined(self, z: Tensor) -> Tensor:
+        return self.back(z)
+
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
-        w = w if self.left is None else self.left.square() @ w
-        return w if self.right is None else w @ self.right.square().mT
+        left, right = (None if b is None else b.square() for b in (self.left, self.right))
+        return turn_back(turn_left(w, left), right)
 
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
         turned = self.rotate(rows)
@@ -169,10 +214,12 @@ class KroneckerSpectral(Spectral):
 
 @dataclass(frozen=True)
 class LowRankSpectral(Spectral):
-    """R leading eigenpairs; the rest of the space has eigenvalue zero."""
+    """R leading eigenpairs of D^{-1/2} H D^{-1/2}; the rest of the space has eigenvalue zero."""
 
     values: Tensor  # [R]
-    vectors: Tensor  # [P, R]
+    vectors: Tensor  # U, orthonormal, [P, R]
+    ratio: Ratio | None = None
+    root: Tensor | None = None  # D^{-1/2}, [P]
 
     @property
     def native(self) -> tuple[int, ...]:
@@ -182,28 +229,65 @@ class LowRankSpectral(Spectral):
     def kernel(self) -> int:
         return self.vectors.shape[0] - self.vectors.shape[1]
 
+    def whiten(self, v: Tensor) -> Tensor:
+        """D^{-1/2} v."""
+        return v if self.root is None else v * self.root
+
     def outside(self, v: Tensor) -> Tensor:
-        """The part of v that is orthogonal to the stored eigenvectors (taken out twice, against rounding)."""
+        """The part of a whitened v that is orthogonal to U (taken out twice, against rounding)."""
         for _ in range(2):
             v = v - (v @ self.vectors) @ self.vectors.mT
         return v
 
     def apply(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
-        return rest * self.outside(v) + ((v @ self.vectors) * w) @ self.vectors.mT
+        return self.whiten(self.rooted(w, v, rest))
 
     def colour(self, w: Tensor, noise: Tensor, rest: Tensor) -> Tensor:
-        return self.apply(w, noise, rest)
+        return self.whiten(self._inner(w, noise, rest))
+
+    def rooted(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        return self._inner(w, self.whiten(rows), rest)
+
+    def combined(self, z: Tensor) -> Tensor:
+        return self.whiten(self.vectors @ z)
+
+    def _inner(self, w: Tensor, v: Tensor, rest: Tensor) -> Tensor:
+        """(U diag(w) Uᵀ + rest (I − U Uᵀ)) v."""
+        return rest * self.outside(v) + ((v @ self.vectors) * w) @ self.vectors.mT
 
     def diagonal(self, w: Tensor, rest: Tensor) -> Tensor:
         squares = self.vectors.square()
-        return rest * (1 - squares.sum(1)).clamp(min=0) + squares @ w
+        found = rest * (1 - squares.sum(1)).clamp(min=0) + squares @ w
+        return self.whiten(self.whiten(found))
 
     def quadratic(self, w: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        rows = self.whiten(rows)
         turned, left = rows @ self.vectors, self.outside(rows)
         return rest * (left @ left.mT) + (turned * w) @ turned.mT
 
 
+def turn(v: Tensor, basis: Tensor | None) -> Tensor:
+    """v B for v [..., E, m, n] and B [E, n, n], its diagonal [E, n], or None for I."""
+    if basis is None:
+        return v
+    return v * basis.unsqueeze(-2) if basis.dim() == 2 else v @ basis
+
+
+def turn_back(v: Tensor, basis: Tensor | None) -> Tensor:
+    """v Bᵀ."""
+    return turn(v, basis if basis is None or basis.dim() == 2 else basis.mT)
+
+
+def turn_left(v: Tensor, basis: Tensor | None) -> Tensor:
+    """B v for v [..., E, n, m]."""
+    if basis is None:
+        return v
+    return v * basis.unsqueeze(-1) if basis.dim() == 2 else basis @ v
+
+
 def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Ratio):
+        return value.to(device)
     if not isinstance(value, Tensor) or value.device == device:
         return value
     if value.is_cuda and device.type == "cpu":
@@ -212,7 +296,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def dense(spectral: Spectral, w: Tensor, rest: Tensor) -> Tensor:
-    """f(H) as a matrix [P, P], in the row-major order of the native shape."""
+    """B diag(w) Bᵀ as a matrix [P, P], in the row-major order of the native shape."""
     eye = torch.eye(spectral.size, device=w.device, dtype=w.dtype)
     rows = eye.reshape(spectral.size, *spectral.native)
     return spectral.apply(w, rows, rest).reshape(spectral.size, spectral.size)

@@ -1,14 +1,14 @@
 """Curvature as sums over the data, by structure. They can be merged, scaled, written and decomposed.
 
-``spectral(ratio)`` decomposes D^{-1/2} H D^{-1/2} with D = diag(ratio), which is what a prior precision
-δ · ratio asks for: (H + δ D)⁻¹ = D^{-1/2} (D^{-1/2} H D^{-1/2} + δ I)⁻¹ D^{-1/2}.
+``spectral(ratio)`` decomposes D^{-1/2} H D^{-1/2} = Q diag(λ) Qᵀ, which is what a prior precision δ D asks for:
+(H + δ D)⁻¹ = B diag(1 / (λ + δ)) Bᵀ with B = D^{-1/2} Q.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whence.errors import BadOption, NotDefined
 from whence.linalg.dense import Eigen, eigh_psd
+from whence.linalg.ratios import Ratio, as_separable
 from whence.linalg.spectral import (
     DenseSpectral,
     DiagonalSpectral,
@@ -31,12 +32,12 @@ class Structure(ABC):
     kind: ClassVar[str]
     additive: ClassVar[bool] = True  # whether two of them can be added without loss
 
-    def spectral(self, ratio: Tensor | None, what: str) -> Spectral:
-        """Decomposition of D^{-1/2} H D^{-1/2}; ``ratio`` is D's diagonal in the native shape, None for I."""
+    def spectral(self, ratio: Ratio | None, what: str) -> Spectral:
+        """Decomposition of D^{-1/2} H D^{-1/2}; ``ratio`` is D in the native shape, None for I."""
         found = [eigh_psd(matrix, name) for matrix, name in self.factors(ratio, what)]
         return self.assembled(ratio, found, what)
 
-    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+    def factors(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, str]]:
         """The matrices [..., n, n] whose eigenvectors it takes, each with its name."""
         return []
 
@@ -45,12 +46,16 @@ class Structure(ABC):
         return []
 
     @abstractmethod
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
         """The decomposition, from those of its factors."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What it consists of, for saving and moving."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """diag H, in the native shape."""
 
     def merged(self, other: Structure) -> Structure:
         """H₁ + H₂."""
@@ -88,8 +93,14 @@ class Diagonal(Structure):
     def tensors(self) -> dict[str, Tensor]:
         return {"values": self.values}
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
-        return DiagonalSpectral(self.values if ratio is None else self.values / ratio)
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
+        if ratio is None:
+            return DiagonalSpectral(self.values)
+        inverse = ratio.dense().reciprocal()
+        return DiagonalSpectral(self.values * inverse, ratio, inverse)
+
+    def diagonal(self) -> Tensor:
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -102,18 +113,18 @@ class Dense(Structure):
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
 
-    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
-        if ratio is None:
-            return [(self.matrix, what)]
-        half = ratio.rsqrt()
-        return [(half.unsqueeze(1) * self.matrix * half, what)]
+    def factors(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, str]]:
+        return [(_whitened(self.matrix, None if ratio is None else ratio.root()), what)]
 
     def factor_shapes(self) -> list[torch.Size]:
         return [self.matrix.shape]
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
         ((values, vectors),) = found
-        return DenseSpectral(values, vectors)
+        return DenseSpectral(values, _unwhitened(vectors, None if ratio is None else ratio.root()), ratio)
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal()
 
 
 @dataclass(frozen=True)
@@ -122,19 +133,17 @@ class Symmetric(Dense):
 
     kind: ClassVar[str] = "hessian"
 
-    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
+    def factors(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, str]]:
         return []
 
     def factor_shapes(self) -> list[torch.Size]:
         return []
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
-        matrix = self.matrix.double()
-        if ratio is not None:
-            half = ratio.rsqrt().to(matrix.dtype)
-            matrix = half.unsqueeze(1) * matrix * half
-        values, vectors = torch.linalg.eigh(matrix)
-        return DenseSpectral(values.to(self.matrix.dtype), vectors.to(self.matrix.dtype).contiguous())
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
+        root = None if ratio is None else ratio.root().double()
+        values, vectors = torch.linalg.eigh(_whitened(self.matrix.double(), root))
+        vectors = _unwhitened(vectors, root).to(self.matrix.dtype).contiguous()
+        return DenseSpectral(values.to(self.matrix.dtype), vectors, ratio)
 
 
 @dataclass(frozen=True)
@@ -158,90 +167,116 @@ class Kronecker(Structure):
     def reweighted(self, factor: float) -> Structure:
         return Kronecker(self.inputs, self.grads * factor, self.count)
 
-    def factors(self, ratio: Tensor | None, what: str) -> list[tuple[Tensor, str]]:
-        named = ((self._mean_input(ratio, what), "input"), (self.grads, "gradient"))
-        return [(matrix, f"{what}, {name} factor") for matrix, name in named if matrix.dim() == 3]
+    def factors(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, str]]:
+        named = zip(self._sides(ratio, what), ("input", "gradient"), strict=True)
+        return [(_whitened(m, root), f"{what}, {name} factor") for (m, root), name in named if m.dim() == 3]
 
     def factor_shapes(self) -> list[torch.Size]:
         return [t.shape for t in (self.inputs, self.grads) if t.dim() == 3]
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
-        left = list(found)
-        a_values, a_vectors = left.pop(0) if self.inputs.dim() == 3 else (self._mean_input(ratio, what), None)
-        g_values, g_vectors = left.pop(0) if self.grads.dim() == 3 else (self.grads, None)
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
+        left, sides = list(found), list[tuple[Tensor, Tensor | None]]()
+        for matrix, root in self._sides(ratio, what):
+            if matrix.dim() == 3:
+                values, vectors = left.pop(0)
+                sides.append((values, _unwhitened(vectors, root)))
+            else:
+                sides.append((matrix if root is None else matrix * root.square(), root))
+        (a_values, a_vectors), (g_values, g_vectors) = sides
         table = g_values.unsqueeze(-1) * a_values.unsqueeze(-2)
-        return KroneckerSpectral(table, g_vectors, a_vectors, g_values, a_values)
+        split = None if ratio is None else as_separable(ratio, what)
+        return KroneckerSpectral(table, g_vectors, a_vectors, g_values, a_values, split)
 
-    def _mean_input(self, ratio: Tensor | None, what: str) -> Tensor:
-        """D^{-1/2} A D^{-1/2}."""
-        a = self.mean_input
+    def _sides(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, Tensor | None]]:
+        """A and G, each with the part of D^{-1/2} that goes to it, [E, n]."""
         if ratio is None:
-            return a
-        column = column_ratio(ratio, what)  # [D]
-        if a.dim() == 2:
-            return a / column
-        half = column.rsqrt()
-        return half.unsqueeze(1) * a * half
+            return [(self.mean_input, None), (self.grads, None)]
+        split = as_separable(ratio, what)
+        return [(self.mean_input, split.columns.rsqrt()), (self.grads, split.rows.rsqrt())]
+
+    def diagonal(self) -> Tensor:
+        a, g = (t if t.dim() == 2 else t.diagonal(dim1=-2, dim2=-1) for t in (self.mean_input, self.grads))
+        return g.unsqueeze(-1) * a.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
-class Ekfac(Structure):
-    """Kronecker eigenvectors with the exact diagonal of H in their basis."""
+class InBasis(Structure):
+    """Eigenvalues in a basis that was computed relative to the ratio D of a fit; they cannot be added."""
+
+    additive: ClassVar[bool] = False
+    ratio: Ratio | None = field(default=None, kw_only=True)
+
+    def scaled(self, factor: float) -> Structure:
+        return self.replaced(self.tensors() | {"values": self.tensors()["values"] * factor})
+
+    def replaced(self, tensors: Mapping[str, Tensor]) -> Structure:
+        return type(self)(**tensors, ratio=self.ratio)
+
+    def to(self, *args: Any, **kwargs: Any) -> Structure:
+        moved = {key: value.to(*args, **kwargs) for key, value in self.tensors().items()}
+        return type(self)(**moved, ratio=None if self.ratio is None else self.ratio.to(*args, **kwargs))
+
+    def refuse_other(self, asked: Ratio | None, what: str) -> None:
+        """Eigenvalues relative to one prior are not those relative to another."""
+        if (None if self.ratio is None else self.ratio.key) != (None if asked is None else asked.key):
+            raise BadOption(
+                f"{what}: structure={self.kind!r} was computed relative to the prior of the fit. Its precision may be "
+                "multiplied by a number, but not take another shape: fit again with the other prior, or use "
+                "structure='kron', which takes any."
+            )
+
+
+@dataclass(frozen=True)
+class Ekfac(InBasis):
+    """The basis B of Kronecker factors with the exact diagonal of Bᵀ H B."""
 
     kind: ClassVar[str] = "ekfac"
-    additive: ClassVar[bool] = False
     values: Tensor  # [E, O, D]
-    left: Tensor  # Q_G
-    right: Tensor  # Q_A
+    left: Tensor  # B_G, [E, O, O]
+    right: Tensor  # B_A, [E, D, D]
 
     def tensors(self) -> dict[str, Tensor]:
         return {"values": self.values, "left": self.left, "right": self.right}
 
-    def scaled(self, factor: float) -> Structure:
-        return Ekfac(self.values * factor, self.left, self.right)
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
+        self.refuse_other(ratio, what)
+        split = None if ratio is None else as_separable(ratio, what)
+        return KroneckerSpectral(self.values, self.left, self.right, ratio=split)
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
-        if ratio is not None:
-            column_ratio(ratio, what)
-            raise BadOption(
-                f"{what}: an 'ekfac' block takes one prior precision. A second one for biases would turn its "
-                "eigenvectors, and the values in them need another pass over the data; use structure='kron'."
-            )
-        return KroneckerSpectral(self.values, self.left, self.right)
+    def diagonal(self) -> Tensor:
+        """diag(D B diag(λ) Bᵀ D)."""
+        found = KroneckerSpectral(self.values, self.left, self.right).diagonal(self.values, self.values.new_zeros(()))
+        return found if self.ratio is None else found * self.ratio.dense().square()
 
 
 @dataclass(frozen=True)
-class LowRank(Structure):
-    """The leading R eigenpairs of H."""
+class LowRank(InBasis):
+    """The leading R eigenpairs of D^{-1/2} H D^{-1/2}."""
 
     kind: ClassVar[str] = "lowrank"
-    additive: ClassVar[bool] = False
     values: Tensor  # [R]
     vectors: Tensor  # [P, R]
 
     def tensors(self) -> dict[str, Tensor]:
         return {"values": self.values, "vectors": self.vectors}
 
-    def scaled(self, factor: float) -> Structure:
-        return LowRank(self.values * factor, self.vectors)
+    def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
+        self.refuse_other(ratio, what)
+        return LowRankSpectral(self.values, self.vectors, ratio, None if ratio is None else ratio.root())
 
-    def assembled(self, ratio: Tensor | None, found: list[Eigen], what: str) -> Spectral:
-        if ratio is None:
-            return LowRankSpectral(self.values, self.vectors)
-        thin = self.vectors * self.values.sqrt() * ratio.rsqrt().unsqueeze(1)  # [P, R]
-        left, singular, _ = torch.linalg.svd(thin, full_matrices=False)
-        return LowRankSpectral(singular.square(), left)
+    def diagonal(self) -> Tensor:
+        found = self.vectors.square() @ self.values
+        return found if self.ratio is None else found * self.ratio.dense()
 
 
 KINDS: dict[str, type[Structure]] = {s.kind: s for s in (Diagonal, Dense, Symmetric, Kronecker, Ekfac, LowRank)}
 
 
-def column_ratio(ratio: Tensor, what: str) -> Tensor:
-    """The one row that a ratio [E, O, D] repeats; a Kronecker block can carry no other."""
-    row = ratio[0, 0]
-    if not bool((ratio == row).all()):
-        raise BadOption(
-            f"{what}: a Kronecker block takes one prior precision for its weights and one for its bias, not one "
-            "per weight. Use structure='diag', 'block' or 'full' for that."
-        )
-    return row
+def _whitened(matrix: Tensor, root: Tensor | None) -> Tensor:
+    """D^{-1/2} M D^{-1/2}."""
+    return matrix if root is None else root.unsqueeze(-1) * matrix * root.unsqueeze(-2)
+
+
+def _unwhitened(vectors: Tensor, root: Tensor | None) -> Tensor:
+    """D^{-1/2} Q."""
+    return vectors if root is None else root.unsqueeze(-1) * vectors

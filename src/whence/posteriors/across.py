@@ -79,8 +79,6 @@ def tuned_alike(posterior: Laplace, ranks: Ranks) -> Laplace:
                 f"the validation data score {score:.6g} on rank {rank} and {scores[0]:.6g} on rank 0; give every rank "
                 "the same validation data"
             )
-    mine = (dict(posterior.prior.values), posterior.data_scale, posterior.tuning)
-    values, scale, tuning = ranks.broadcast(mine, 0, "tuning")
-    device = posterior.network.device
-    values = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in values.items()}
-    return replace(posterior, prior=replace(posterior.prior, values=values), data_scale=scale, tuning=tuning)
+    mine = (posterior.prior.given(), posterior.data_scale, posterior.tuning)
+    given, scale, tuning = ranks.broadcast(mine, 0, "tuning")
+    return replace(posterior, prior=posterior.resolved(given), data_scale=scale, tuning=tuning)

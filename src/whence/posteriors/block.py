@@ -1,7 +1,6 @@
-"""The Gaussian over one block: covariance (s H + Δ)⁻¹ from a decomposition of H.
+"""The Gaussian over one block: covariance (s H + δ D)⁻¹ = B diag(1 / (s λ + δ)) Bᵀ.
 
-With D = diag(ratio), Δ = δ D and the decomposition of D^{-1/2} H D^{-1/2} = Q diag(λ) Qᵀ:
-Σ = D^{-1/2} Q diag(1 / (s λ + δ)) Qᵀ D^{-1/2}.
+B and λ are the decomposition of the curvature H relative to the shape D of the prior: :mod:`whence.linalg.spectral`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ class BlockGaussian:
     name: str
     spectral: Spectral
     delta: float
-    ratio: Tensor | None  # native shape
     scale: float  # s: what the curvature is multiplied by
     factored_size: float | None = None  # N of eq. 9, where damping is factored
 
@@ -58,13 +56,17 @@ class BlockGaussian:
         values = self.spectral.values
         return torch.full((), self.delta, dtype=values.dtype, device=values.device)  # no copy that a GPU waits for
 
-    def whiten(self, native: Tensor) -> Tensor:
-        """D^{-1/2} v."""
-        return native if self.ratio is None else native * self.ratio.rsqrt()
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """What turned rows are weighed with, under the posterior and under the prior alone."""
+        return self.spectral.weights(1 / self.precision, 1 / self.rest)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """White noise [..., *native] → draws with covariance Σ. The noise is used up."""
-        return self.whiten(self.spectral.colour(self.precision.rsqrt(), noise, self.rest.rsqrt()))
+        """White noise [..., *native] → draws with covariance Σ. Overwrites ``noise``."""
+        return self.spectral.colour(self.precision.rsqrt(), noise, self.rest.rsqrt())
+
+    def rooted(self, rows: Tensor) -> Tensor:
+        """R with R Rᵀ = rows Σ rowsᵀ, for rows [..., *native]."""
+        return self.spectral.rooted(self.precision.rsqrt(), rows, self.rest.rsqrt())
 
     def draw(self, num_samples: int, generator: torch.Generator | None) -> Tensor:
         """Draws with covariance Σ, [S, *native]."""
@@ -86,30 +88,29 @@ class BlockGaussian:
 
     def solve(self, native: Tensor) -> Tensor:
         """Σ v."""
-        inner = self.spectral.apply(1 / self.precision, self.whiten(native), 1 / self.rest)
-        return self.whiten(inner)
+        return self.spectral.apply(1 / self.precision, native, 1 / self.rest)
 
     def variance(self) -> Tensor:
         """Marginal variances, native."""
-        diag = self.spectral.diagonal(1 / self.precision, 1 / self.rest)
-        return diag if self.ratio is None else diag / self.ratio
+        return self.spectral.diagonal(1 / self.precision, 1 / self.rest)
 
     def identified(self) -> Tensor:
         """1 − posterior variance / prior variance, native: diag[s H (s H + Δ)⁻¹], where no equals are subtracted."""
         precision = self.precision
         gained = precision - self.delta if self.factored_size is not None else self.scale * self.spectral.values
-        return self.spectral.diagonal(gained / precision, torch.zeros_like(self.rest))
+        found = self.spectral.diagonal(gained / precision, torch.zeros_like(self.rest))
+        return found if self.spectral.ratio is None else found * self.spectral.ratio.dense()
 
     def prior_variance(self) -> Tensor:
         """1/Δ, native."""
-        if self.ratio is None:
+        if self.spectral.ratio is None:
             values = self.spectral.values
             return torch.full(self.spectral.native, 1 / self.delta, dtype=values.dtype, device=values.device)
-        return 1 / (self.delta * self.ratio)
+        return 1 / (self.delta * self.spectral.ratio.dense())
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """rows Σ rowsᵀ for rows [..., K, *native]."""
-        return self.spectral.quadratic(1 / self.precision, self.whiten(rows), 1 / self.rest)
+        return self.spectral.quadratic(1 / self.precision, rows, 1 / self.rest)
 
     def log_det_ratio(self) -> Tensor:
         """log det(s H + Δ) − log det Δ, in float64."""

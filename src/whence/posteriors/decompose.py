@@ -10,48 +10,42 @@ import torch
 from torch import Tensor
 
 from whence.linalg.dense import TOGETHER, Eigen, eigh_many
+from whence.linalg.ratios import Ratio, as_separable
 from whence.linalg.spectral import DiagonalSpectral, Spectral
-from whence.linalg.structures import Structure
+from whence.linalg.structures import Ekfac, Kronecker, Structure
 
 if TYPE_CHECKING:
-    from whence.curvature.blocks import Block
     from whence.curvature.distributed import Share
     from whence.posteriors.laplace import Laplace
 
-Ratios = Sequence[Tensor | None]
-Key = tuple[int, int | None]  # number of the structure, hash of the ratio
+Ratios = Sequence[Ratio | None]
+Key = tuple[int, str | None]  # number of the structure, digest of the ratio
 
 
-def decomposed(posterior: Laplace, share: Share | None = None) -> tuple[list[Tensor | None], list[str], list[Key]]:
-    """Decompose what a posterior has not yet, all at once; the ratio, name and key of each of its structures."""
+def decomposed(posterior: Laplace, share: Share | None = None) -> tuple[list[str], list[Key]]:
+    """Decompose what a posterior has not yet, all at once; the name and key of each of its structures."""
     groups, known = posterior.groups(), posterior._decompositions
-    ratios = [_ratio(posterior, index, blocks) for index, blocks in enumerate(groups)]
+    ratios = [posterior.block_prior(blocks).ratio for blocks in groups]
     names = [blocks[0].name if len(blocks) == 1 else "all layers together" for blocks in groups]
-    keys = [(i, None if ratio is None else hash_of(ratio)) for i, ratio in enumerate(ratios)]
+    keys = [(i, None if ratio is None else ratio.key) for i, ratio in enumerate(ratios)]
     missing = [i for i, key in enumerate(keys) if key not in known]
     if missing:
         structures = [posterior.curvature.structures[i] for i in missing]
         device = posterior.network.device if posterior.curvature.options.offload else None
-        found = decompose(structures, [ratios[i] for i in missing], [names[i] for i in missing], share, device)
+        alike = [native_ratio(posterior, i) for i in missing]
+        found = decompose(structures, alike, [names[i] for i in missing], share, device)
         known.update(zip((keys[i] for i in missing), found, strict=True))
-    return ratios, names, keys
+    return names, keys
 
 
-def _ratio(posterior: Laplace, index: int, blocks: list[Block]) -> Tensor | None:
-    """What the prior precisions of some blocks are relative to one another, in the native shape; None if all equal."""
-    ratio, keep = posterior.prior.of(blocks).ratio, posterior.curvature.keep
+def native_ratio(posterior: Laplace, index: int) -> Ratio | None:
+    """The ratio D of a structure's prior, where the structure lies and in its type."""
+    blocks, structure = posterior.groups()[index], posterior.curvature.structures[index]
+    ratio, like = posterior.block_prior(blocks).ratio, next(iter(structure.tensors().values()))
     if ratio is None:
         return None
-    like = next(iter(posterior.curvature.structures[index].tensors().values()))
-    ratio = ratio.to(like.device, like.dtype)
-    if keep is not None:
-        return ratio[keep.to(ratio.device)]
-    return blocks[0].to_native(ratio) if len(blocks) == 1 else ratio
-
-
-def hash_of(tensor: Tensor) -> int:
-    """A cheap key for the values of a tensor."""
-    return hash(tensor.detach().cpu().numpy().tobytes())
+    native = as_separable(ratio, blocks[0].name) if isinstance(structure, (Kronecker, Ekfac)) else ratio
+    return native.to(like.device, like.dtype)
 
 
 def decompose(
@@ -122,7 +116,7 @@ def _eigen(
     return [[next(found) for _ in group] for group in factors]
 
 
-def _there(structure: Structure, ratio: Tensor | None, device: torch.device | None) -> tuple[Structure, Tensor | None]:
+def _there(structure: Structure, ratio: Ratio | None, device: torch.device | None) -> tuple[Structure, Ratio | None]:
     if device is None:
         return structure, ratio
     return structure.to(device), None if ratio is None else ratio.to(device)

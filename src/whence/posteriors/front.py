@@ -19,14 +19,16 @@ from whence.curvature.columns import Draws
 from whence.curvature.distributed import Ranks, together
 from whence.curvature.fit import fit
 from whence.curvature.options import RANK, SUPPORTED, Options
+from whence.curvature.plan import Plan
 from whence.curvature.selection import Layers, Mask, selection
+from whence.curvature.signals import Signals
 from whence.errors import BadOption, notice, one_of
 from whence.functional import Network, full_precision, outer_autocast
 from whence.likelihoods import Likelihood, resolve
 from whence.posteriors.across import open_checkpoint, plain, refuse_part, signature, tuned_alike
 from whence.posteriors.decompose import decomposed
 from whence.posteriors.laplace import Laplace, check_damping
-from whence.priors import Prior, PriorPrecision, check_numbers
+from whence.priors import RELATIVE, Prior, PriorPrecision, Relative, check_prior, resolve_prior
 from whence.randomness import seed_from
 from whence.sharded import is_sharded
 
@@ -44,7 +46,7 @@ def laplace(
     structure: Literal["full", "block", "kron", "ekfac", "diag", "lowrank"] = "kron",
     curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
     layers: Layers = None,
-    prior_precision: float | Tensor | Prior | Mapping[str, Any] = 1.0,
+    prior_precision: float | Relative | Tensor | Prior | Mapping[str, Any] = RELATIVE,
     prior_mean: float | Mapping[str, Tensor] = 0.0,
     validation: Any = None,
     sharing: Literal["expand", "reduce"] = "expand",
@@ -78,8 +80,10 @@ def laplace(
             KFRA, or the exact Hessian; ``"auto"`` is exact up to 100 outputs and sampled beyond.
         layers: which weights are Bayesian: ``None`` all, ``"last"``, glob patterns on module names, a predicate
             ``(name, parameter) -> bool``, or a boolean mask (see :func:`whence.subnetwork`; needs ``"full"``).
-        prior_precision: one number, a mapping from layer names to numbers, ``Prior(weight=…, bias=…)``, or a mapping
-            from parameter names to tensors (``"diag"``, ``"block"`` and ``"full"`` only).
+        prior_precision: ``Relative(τ)``, relative to the signal that each weight carries, so that nothing depends on
+            how the network is scaled; or one number for all weights, a mapping from layer names to numbers,
+            ``Prior(weight=…, bias=…)``, or a mapping from parameter names to tensors (for ``"kron"`` and ``"ekfac"``
+            a product of one number for each output and one for each input).
         prior_mean: mean of the prior, a number or tensors by parameter name; it enters the evidence.
         validation: data to tune prior precision and data scale on at once.
         sharing: for weights that are used at several positions (convolution, sequences): Kronecker factors of the
@@ -109,7 +113,7 @@ def laplace(
     options = Options(structure, curvature, sharing, Draws(0, draws), rank, passes, data_size, progress, estimate)
     options = replace(options, max_factor=max_factor, offload=offload, cuda_graphs=cuda_graphs)
     _check(options, damping)
-    check_numbers(prior_precision)
+    check_prior(prior_precision)
     mean = check_prior_mean(prior_mean, model)
     ranks: Ranks = process_group
     file = open_checkpoint(checkpoint, checkpoint_every, generator is not None, ranks)
@@ -129,16 +133,22 @@ def laplace(
     given = {"prior_precision": plain(prior_precision), "prior_mean": plain(prior_mean), "damping": damping}
     given |= {"validation": validation is not None, "checkpoint": checkpoint is not None}
     ranks.agree(signature(network, data, resolved, options) | given, "comparing networks and options")
-    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator), ranks, file)
+
+    def prior_of(plan: Plan, signals: Signals) -> PriorPrecision:
+        return resolve_prior(prior_precision, plan.blocks, plan.network, signals)
+
+    result = fit(network, loader, resolved, chosen, options, lambda: seed_from(generator), ranks, file, prior_of)
     posterior = Laplace(
         plan=result.plan,
         curvature=result.curvature,
         likelihood=result.likelihood,
-        prior=PriorPrecision.make(prior_precision, result.plan.blocks),
+        prior=prior_of(result.plan, result.curvature.signals),
         prior_mean=_prior_mean(mean, network),
         damping=damping,
         probe=result.probe,
     )
+    for note in getattr(posterior.prior, "notes", ()):
+        notice(note)
     _decompose(posterior, ranks)
     if validation is not None:
         posterior = tuned_alike(posterior.tune(validation, progress=progress and ranks.rank == 0), ranks)

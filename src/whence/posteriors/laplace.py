@@ -13,29 +13,28 @@ from torch import Tensor, nn
 from whence.batches import Inputs
 from whence.curvature.blocks import Block
 from whence.curvature.checkpoint import EVERY
-from whence.curvature.jacobian import Plan
 from whence.curvature.memory import needs
+from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord
 from whence.curvature.result import Curvature
-from whence.errors import BadOption, NotDefined, TooLarge, one_of
+from whence.errors import BadOption, NotDefined, one_of
 from whence.functional import Network, full_precision
 from whence.likelihoods import Gaussian, Likelihood
-from whence.linalg.spectral import Spectral, dense
+from whence.linalg.spectral import Spectral
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.block import BlockGaussian
+from whence.posteriors.covariance import covariance
 from whence.posteriors.decompose import decomposed
 from whence.predictive.links import Link
 from whence.predictive.predictions import JointPrediction, Prediction
 from whence.predictive.sampled import WeightDraws
-from whence.priors import PriorPrecision
+from whence.priors import BlockPrior, PriorPrecision, Relative, resolve_prior
 
 if TYPE_CHECKING:
     from whence.posteriors.search import Tuning
     from whence.posteriors.unstructured import Unstructured
     from whence.where.reference import Reference
     from whence.where.table import Where
-
-COVARIANCE_LIMIT = 2 * 2**30  # bytes
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,19 @@ class Laplace(WeightPosterior):
         return len(keep) if keep is not None else sum(b.size for b in self.blocks)
 
     @property
-    def prior_precision(self) -> float | dict[str, float | Tensor]:
-        """The prior precision: one number if all weights share it, else by parameter."""
-        number = self.prior.number
-        return number if number is not None else dict(self.prior.values)
+    def prior_precision(self) -> float | Relative | dict[str, float | Tensor]:
+        """What was given or tuned: one number, a :class:`whence.Relative`, or precisions by parameter."""
+        return self.prior.given()  # type: ignore[no-any-return]
+
+    def prior_variance(self) -> dict[str, Tensor]:
+        """Variance of every weight under the prior, in the parameters' shapes."""
+        found = {p.name: self.prior.flat([p]).reciprocal().reshape(p.shape) for b in self.blocks for p in b.params}
+        like = next(iter(self.network.params.values()))
+        return {n: found[n].to(like) for n in self.names()}
+
+    def resolved(self, given: Any) -> PriorPrecision:
+        """What a user may pass as ``prior_precision``, for the blocks of this posterior."""
+        return resolve_prior(given, self.blocks, self.network, self.curvature.signals)
 
     @property
     def scale(self) -> float:
@@ -115,18 +123,21 @@ class Laplace(WeightPosterior):
 
     def gaussians(self) -> Iterator[tuple[BlockGaussian, list[Block]]]:
         """The Gaussian of each block; of all blocks together where the structure is joint."""
-        ratios, names, keys = decomposed(self)
+        names, keys = decomposed(self)
         size = self.curvature.record.data_size if self.damping == "factored" else None
-        for blocks, ratio, name, key in zip(self.groups(), ratios, names, keys, strict=True):
-            spectral, delta = self._decompositions[key], self.prior.of(blocks).delta
+        for blocks, name, key in zip(self.groups(), names, keys, strict=True):
+            spectral = self._decompositions[key]
             if self.curvature.options.offload:
                 spectral = spectral.to(self.network.device)
-                ratio = None if ratio is None else ratio.to(self.network.device)
-            yield BlockGaussian(name, spectral, delta, ratio, self.scale, size), blocks
+            yield BlockGaussian(name, spectral, self.block_prior(blocks).delta, self.scale, size), blocks
 
     def groups(self) -> list[list[Block]]:
         """The blocks that have a structure together."""
         return [self.blocks] if self.curvature.joint else [[b] for b in self.blocks]
+
+    def block_prior(self, blocks: list[Block]) -> BlockPrior:
+        """The prior of blocks that have a structure together."""
+        return self.prior.of(blocks, self.curvature.keep)
 
     # Weights
 
@@ -169,44 +180,7 @@ class Laplace(WeightPosterior):
 
     @full_precision()
     def covariance(self) -> Tensor:
-        size = sum(b.size for b in self.blocks)
-        needed = size * size * 8
-        if needed > COVARIANCE_LIMIT:
-            raise TooLarge(
-                f"the dense covariance of {size:,} weights needs {needed / 2**30:.1f} GiB (limit "
-                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
-            )
-        like = next(iter(self.network.params.values()))
-        total = torch.zeros(size, size, dtype=like.dtype, device=like.device)
-        start = 0
-        for gaussian, blocks in self.gaussians():
-            cov = dense(gaussian.spectral, 1 / gaussian.precision, 1 / gaussian.rest)
-            if gaussian.ratio is not None:
-                half = gaussian.ratio.rsqrt().flatten()
-                cov = half.unsqueeze(1) * cov * half
-            if self.curvature.keep is not None:
-                index = self.curvature.keep
-                total[index.unsqueeze(1), index] = cov.to(total.dtype)
-                continue
-            if len(blocks) == 1:
-                order = blocks[0].to_flat(torch.arange(blocks[0].size, device=cov.device).reshape(blocks[0].native))
-                cov = cov[order][:, order]
-            stop = start + len(cov)
-            total[start:stop, start:stop] = cov.to(total.dtype)
-            start = stop
-        order = self._network_order()
-        return total[order][:, order]
-
-    def _network_order(self) -> Tensor:
-        """Positions in the blocks' joined vector, in the order of the network's parameters."""
-        starts: dict[str, tuple[int, int]] = {}
-        at = 0
-        for block in self.blocks:
-            for p in block.params:
-                starts[p.name] = (at, p.numel)
-                at += p.numel
-        device = self.network.device
-        return torch.cat([torch.arange(s, s + n, device=device) for s, n in (starts[x] for x in self.names())])
+        return covariance(self)
 
     # Predictions
 
@@ -264,8 +238,10 @@ class Laplace(WeightPosterior):
         return log_evidence(self)
 
     def with_prior(self, precision: Any) -> Laplace:
-        """The same curvature under another prior precision."""
-        return replace(self, prior=PriorPrecision.make(precision, self.blocks), tuning=None)
+        """The same curvature under another prior: what ``prior_precision`` of :func:`whence.laplace` takes."""
+        changed = replace(self, prior=self.resolved(precision), tuning=None)
+        decomposed(changed)  # now, so that a prior that the structure cannot have is refused here
+        return changed
 
     def with_data_scale(self, scale: float) -> Laplace:
         """As if the data had been seen ``scale`` times (Ritter's section 3.4: N as a hyperparameter)."""
@@ -359,13 +335,14 @@ class Laplace(WeightPosterior):
     def to(self, *args: Any, **kwargs: Any) -> Laplace:
         """A copy on another device or in another floating-point type."""
         network = self.network.to(*args, **kwargs)
-        plan = Plan(network, self.blocks, self.plan.inspection)
+        plan = Plan(network, self.blocks, self.plan.inspection, self.plan.descriptions)
         structures = [s.to(*args, **kwargs) for s in self.curvature.structures]
         if self.curvature.options.offload:
             structures = [s.to("cpu") for s in structures]
         keep = self.curvature.keep
         keep = keep if keep is None else keep.to(network.device)
-        curvature = replace(self.curvature, structures=structures, keep=keep)
+        signals = {name: s.to(network.device) for name, s in self.curvature.signals.items()}
+        curvature = replace(self.curvature, structures=structures, keep=keep, signals=signals)
         mean = self.prior_mean
         mean = mean if isinstance(mean, float) else {n: m.to(network.device) for n, m in mean.items()}
         return replace(self, plan=plan, curvature=curvature, prior_mean=mean, probe=None, _decompositions={})

@@ -136,4 +136,5 @@ def with_more(posterior: Laplace, curvature: Curvature) -> Laplace:
         and mine.record.noise != curvature.record.noise
     ):
         curvature = curvature.with_noise(mine.record.noise)
-    return replace(posterior, curvature=mine.merged(curvature), tuning=None, reference=None, _decompositions={})
+    both = replace(posterior, curvature=mine.merged(curvature), tuning=None, reference=None, _decompositions={})
+    return replace(both, prior=both.resolved(posterior.prior.given()))  # a relative one follows the data

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from whence.curvature.jacobian import Plan
+from whence.curvature.plan import Plan
 from whence.errors import NotDefined, NothingSelected, one_of
 from whence.posteriors.laplace import Laplace
-from whence.priors import PriorPrecision
 
 
 def restricted(posterior: Laplace, layers: Sequence[str]) -> Laplace:
@@ -21,8 +20,12 @@ def restricted(posterior: Laplace, layers: Sequence[str]) -> Laplace:
         raise NothingSelected(f"no layer was named; there are {', '.join(names)}.")
     kept = [i for i, name in enumerate(names) if name in chosen]
     blocks = [posterior.blocks[i] for i in kept]
+    known = posterior.curvature.signals
     curvature = replace(
-        posterior.curvature, blocks=blocks, structures=[posterior.curvature.structures[i] for i in kept]
+        posterior.curvature,
+        blocks=blocks,
+        structures=[posterior.curvature.structures[i] for i in kept],
+        signals={b.name: known[b.name] for b in blocks if b.name in known},
     )
     parameters = {p.name for b in blocks for p in b.params}
     mean = posterior.prior_mean
@@ -31,7 +34,7 @@ def restricted(posterior: Laplace, layers: Sequence[str]) -> Laplace:
         posterior,
         plan=Plan(posterior.network, blocks, posterior.plan.inspection),
         curvature=curvature,
-        prior=PriorPrecision({n: v for n, v in posterior.prior.values.items() if n in parameters}),
+        prior=posterior.prior.restricted(blocks),
         prior_mean={n: v for n, v in mean.items() if n in parameters} if isinstance(mean, dict) else mean,
         tuning=None,
         reference=None,

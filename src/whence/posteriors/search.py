@@ -107,8 +107,7 @@ class Search:
 
     def _grid(self, posterior: Laplace) -> tuple[float, float]:
         """A grid that does not depend on where tuning starts, widened at its edges, then refined."""
-        present = posterior.prior.flat([p for b in posterior.blocks for p in b.params]) / posterior.data_scale
-        start = float(present.log().mean())
+        start = level(posterior) - math.log(posterior.data_scale)
         floor = math.log(resolution(posterior)) - start
         rs = [r for r in (2 * k * DECADE - start for k in range(-3, 6)) if r > floor]
         rs = rs or [floor]
@@ -278,6 +277,12 @@ class Search:
         return {move: math.inf if math.isnan(t) else t / self.validation.count for move, t in totals.items()}
 
 
+def level(posterior: Laplace) -> float:
+    """log δ of the prior, meaned over weights."""
+    groups = [(sum(b.size for b in blocks), posterior.block_prior(blocks).delta) for blocks in posterior.groups()]
+    return sum(size * math.log(delta) for size, delta in groups) / sum(size for size, _ in groups)
+
+
 def resolution(posterior: Laplace) -> float:
     """The least δ / s that the curvature's precision resolves: rounding of its largest eigenvalue."""
     top = max(float(g.spectral.values.max()) for g, _ in posterior.gaussians())
@@ -309,5 +314,5 @@ def _one_layer(posterior: Laplace, piece: Piece, layer: str, moves: list[float])
         if blocks[0].name == layer:
             moved = projection.weigh_priors(moved_by(gaussian, moves))
         else:
-            rest = rest + projection.weigh(1 / gaussian.precision, 1 / gaussian.rest)
+            rest = rest + projection.weigh(*gaussian.weights())
     return rest, moved

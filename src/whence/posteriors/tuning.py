@@ -12,7 +12,7 @@ from whence.batches import Data
 from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
-from whence.posteriors.search import Search, Trial, Tuning
+from whence.posteriors.search import Search, Trial, Tuning, level
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -77,8 +77,7 @@ def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
 
 def _mean_factor(tuned: Laplace, start: Laplace) -> float:
     """Geometric mean of the change in precision."""
-    params = [p for b in tuned.blocks for p in b.params]
-    return float((tuned.prior.flat(params).log() - start.prior.flat(params).log()).mean().exp())
+    return math.exp(level(tuned) - level(start))
 
 
 def _warn_if_harmful(posterior: Laplace) -> None:

@@ -1,6 +1,6 @@
 """The covariance of the outputs where they are those of the only Bayesian layer: J = I ⊗ aᵀ, so no backward pass.
 
-V = Q_G diag(v) Q_Gᵀ with v_o = Σ_d ã_d² / (λ_od + δ): for C classes C² numbers of work for a variance, not C³.
+V = B_G diag(v) B_Gᵀ with v_o = Σ_d ã_d² / (λ_od + δ): for C classes C² numbers of work for a variance, not C³.
 
 Index legend: N examples, C outputs, D inputs of the layer.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.jacobian import Recording
-from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral
+from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, turn
 from whence.posteriors.block import BlockGaussian
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Direct:
     """V by its eigenvalues in the basis of the output factor."""
 
     values: Tensor  # v, [N, C]
-    basis: Tensor | None  # Q_G, [C, C]; None for the identity
+    basis: Tensor | None  # B_G, [C, C]; None for the identity
 
     def covariance(self) -> Tensor:
         """[N, C, C]."""
@@ -55,10 +55,12 @@ def _kronecker(gaussian: BlockGaussian, a: Tensor) -> Direct | None:
     spectral = gaussian.spectral
     if not isinstance(spectral, KroneckerSpectral):
         return None
-    a = a if gaussian.ratio is None else a * gaussian.ratio[0, 0].rsqrt()
-    turned = a if spectral.right is None else a @ spectral.right[0]  # [N, D]
+    turned = turn(a, spectral.right)[0] if spectral.right is not None else a  # [N, D]
     values = turned.square() @ (1 / gaussian.precision)[0].mT
-    return Direct(values, None if spectral.left is None else spectral.left[0])
+    left = spectral.left
+    if left is not None and left.dim() == 2:
+        return Direct(values * left[0].square(), None)
+    return Direct(values, None if left is None else left[0])
 
 
 def _diagonal(gaussian: BlockGaussian, pack: Callable[[Tensor], Tensor], a: Tensor) -> Direct | None:

@@ -144,7 +144,7 @@ class Weights:
 
     def __iter__(self) -> Iterator[Weighted]:
         posterior = self.posterior
-        each = ((g, blocks, 1 / g.precision, 1 / g.rest) for g, blocks in posterior.gaussians())
+        each = ((g, blocks, *g.weights()) for g, blocks in posterior.gaussians())
         if posterior.curvature.options.offload or posterior.parameters * posterior.network.dtype.itemsize > KEEP:
             return each
         if self._kept is None:
@@ -246,5 +246,5 @@ def _coloured_rows(gaussian: Any, blocks: list[Any], grads: Gradients, keep: Ten
     rows = torch.cat([grads.rows(b, every) for b in blocks], dim=-1).transpose(0, 1)  # [N, C, P]
     rows = rows if keep is None else rows[..., keep]
     native = blocks[0].to_native(rows) if len(blocks) == 1 and keep is None else rows
-    rooted = gaussian.spectral.apply(gaussian.precision.rsqrt(), gaussian.whiten(native), gaussian.rest.rsqrt())
+    rooted = gaussian.rooted(native)
     return rooted.reshape(rows.shape[0] * rows.shape[1], -1)

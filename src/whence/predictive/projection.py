@@ -19,7 +19,16 @@ from whence.curvature.jacobian import Gradients, MatrixPart
 from whence.curvature.squares import is_unshared
 from whence.curvature.units import Units
 from whence.errors import NotPositiveDefinite
-from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral, Spectral
+from whence.linalg.ratios import Separable
+from whence.linalg.spectral import (
+    DenseSpectral,
+    DiagonalSpectral,
+    KroneckerSpectral,
+    LowRankSpectral,
+    Spectral,
+    turn,
+    turn_left,
+)
 from whence.posteriors.block import BlockGaussian
 from whence.predictive.separable import Priors, weigh_linear, weigh_rows
 
@@ -28,11 +37,15 @@ FEW_OUTPUTS = 32  # up to which the products of all pairs are formed
 
 
 class Projection(ABC):
-    """What one block's Jacobian rows are in the eigenbasis of its curvature."""
+    """What one block's Jacobian rows are in the eigenbasis B of its curvature.
+
+    They are weighed with what :meth:`BlockGaussian.weights` gives; for a diagonal structure, whose rows are not turned,
+    that holds D⁻¹, and ``rest`` is then a number for each weight.
+    """
 
     @abstractmethod
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
-        """J Q diag(w) Qᵀ Jᵀ, [N, K, K]."""
+        """J B diag(w) Bᵀ Jᵀ, [N, K, K]."""
 
     def weigh_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """:meth:`weigh` for several (w, rest); nothing of it is differentiable."""
@@ -45,11 +58,11 @@ class Projection(ABC):
 
     @abstractmethod
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        """The diagonal alone, and that of ``rest`` · J Jᵀ, [N, K] each."""
+        """The diagonal alone, and that of ``rest`` · J D⁻¹ Jᵀ, [N, K] each."""
 
     @abstractmethod
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
-        """Σₙ tr[J_u (Q diag(w) Qᵀ Jᵀ)_u] for each unit, and the same of ``rest`` · J Jᵀ, [2, U]; they add up."""
+        """Σₙ tr[J_u (B diag(w) Bᵀ Jᵀ)_u] for each unit, and the same of ``rest`` · J D⁻¹ Jᵀ, [2, U]; they add up."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +72,9 @@ class Unshared(Projection):
     a2: Tensor  # ã², [E, N, D]
     g: Tensor  # g̃, [E, N, K, O]
     block: Block | None = None  # where weights come flat (a diagonal structure)
-    left: Tensor | None = None  # Q_G, [E, O, O]; None where nothing was turned
+    left: Tensor | None = None  # B_G, [E, O, O] or [E, O]; None where nothing was turned
     plain: Tensor | None = None  # g before it was turned
+    rows: Tensor | None = None  # d, [E, O], of the prior's ratio d_o e_i; None for I
     spectrum: tuple[Tensor, Tensor] | None = None  # λ_G [E, O] and λ_A [E, D], where weights are functions of λ_G λ_A
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
@@ -84,15 +98,21 @@ class Unshared(Projection):
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.g.square()
         own = (squares @ self._weights(w).mT).squeeze(-1).sum(0)
+        if rest.dim():
+            return own, (squares @ self._weights(rest).mT).squeeze(-1).sum(0)
         return own, rest * (squares.sum(-1) * self.a2.sum(-1, keepdim=True)).sum(0)
 
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
         g, moved = self.g, self.g * self._weights(w)
         if self.left is not None:
             assert self.plain is not None
-            g, moved = self.plain, times(moved, self.left.mT)
-        alone = (g.square().sum(2) * self.a2.sum(-1, keepdim=True)).sum(1)  # [E, O]
-        return torch.stack([_by_row((g * moved).sum((1, 2)), units), _by_row(rest * alone, units)])
+            g, moved = self.plain, times(moved, _transposed(self.left))
+        if rest.dim():
+            alone = (g.square() * self._weights(rest)).sum((1, 2))
+        else:
+            alone = rest * (g.square().sum(2) * self.a2.sum(-1, keepdim=True)).sum(1)  # [E, O]
+            alone = alone if self.rows is None else alone / self.rows  # B_G B_Gᵀ = D_G⁻¹
+        return torch.stack([_by_row((g * moved).sum((1, 2)), units), _by_row(alone, units)])
 
     def _weights(self, w: Tensor) -> Tensor:
         """[E, N, 1, O]."""
@@ -133,24 +153,27 @@ class Rows(Projection):
 
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.turned.square()
-        own, whole = squares @ w.reshape(-1), squares.sum(-1)
+        own = squares @ w.reshape(-1)
+        alone = squares @ rest if rest.dim() else rest * squares.sum(-1)
         if self.outside is not None:
-            beyond = self.outside.diagonal(dim1=-2, dim2=-1)
-            own, whole = own + rest * beyond, whole + beyond
-        return own, rest * whole
+            beyond = rest * self.outside.diagonal(dim1=-2, dim2=-1)
+            own, alone = own + beyond, alone + beyond
+        return own, alone
 
     def units(self, w: Tensor, rest: Tensor, units: Units) -> Tensor:
-        rows, moved = self.turned, self.turned * w.reshape(-1)
-        if isinstance(self.basis, KroneckerSpectral):
-            left, native = self.basis.left, self.basis.native
-            rows, moved = (r.unflatten(-1, native) for r in (rows, moved))  # [N, K, E, O, D]
-            rows, moved = (r if left is None else left @ r for r in (rows, moved))
+        rows, moved, basis = self.turned, self.turned * w.reshape(-1), self.basis
+        if isinstance(basis, KroneckerSpectral):
+            rows, moved = (turn_left(r.unflatten(-1, basis.native), basis.left) for r in (rows, moved))
             parts = [(rows * other).sum((0, 1, 4)) for other in (moved, rest * rows)]  # turning D back changes no sum
+            if isinstance(basis.ratio, Separable):
+                parts = [part * basis.ratio.rows for part in parts]  # J = D_G B_G (turned rows)
             return torch.stack([_by_row(part, units) for part in parts])
-        if self.basis is not None:
-            assert isinstance(self.basis, DenseSpectral), "units of correlated blocks are had from the rows themselves"
-            rows, moved = rows @ self.basis.vectors.mT, moved @ self.basis.vectors.mT
-        return torch.stack([units.total((rows * other).double().sum((0, 1))) for other in (moved, rest * rows)])
+        others = (moved, rest * rows)
+        if basis is not None:
+            assert isinstance(basis, DenseSpectral), "units of correlated blocks are had from the rows themselves"
+            rows, *others = (r @ basis.vectors.mT for r in (rows, *others))  # type: ignore[assignment]
+            rows = rows if basis.ratio is None else rows * basis.ratio.dense()  # J = D B (turned rows)
+        return torch.stack([units.total((rows * other).double().sum((0, 1))) for other in others])
 
 
 @dataclass(frozen=True)
@@ -161,8 +184,7 @@ class Table(Projection):
     g: Tensor  # [N, K, T, F]
 
     def weigh(self, w: Tensor, rest: Tensor) -> Tensor:
-        looked_up = w.reshape(-1, self.g.shape[-1])[self.ids]  # [N, T, F]
-        return (self.g * looked_up.unsqueeze(1)).flatten(2) @ self.g.flatten(2).mT
+        return (self.g * self._looked_up(w)).flatten(2) @ self.g.flatten(2).mT
 
     def diagonals(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         own, alone = self._parts(w, rest)
@@ -174,7 +196,11 @@ class Table(Projection):
 
     def _parts(self, w: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.g.square()  # [N, K, T, F]
-        return squares * w.reshape(-1, self.g.shape[-1])[self.ids].unsqueeze(1), rest * squares
+        return squares * self._looked_up(w), squares * self._looked_up(rest)
+
+    def _looked_up(self, w: Tensor) -> Tensor:
+        """[N, 1, T, F]; [] where w is one number."""
+        return w.reshape(-1, self.g.shape[-1])[self.ids].unsqueeze(1) if w.dim() else w
 
 
 def _by_row(values: Tensor, units: Units) -> Tensor:
@@ -186,6 +212,10 @@ def _by_row(values: Tensor, units: Units) -> Tensor:
     )
 
 
+def _transposed(basis: Tensor) -> Tensor:
+    return basis.mT if basis.dim() == 3 else basis
+
+
 def _together(priors: Priors, outputs: int) -> bool:
     """Whether products of all pairs of outputs pay."""
     return len(priors) >= MANY and priors.first.factored_size is None and outputs <= FEW_OUTPUTS
@@ -194,7 +224,7 @@ def _together(priors: Priors, outputs: int) -> bool:
 def weights_of(gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
     """What projections are weighed with; NaN where the precision is not positive definite (too small a prior)."""
     try:
-        return 1 / gaussian.precision, 1 / gaussian.rest
+        return gaussian.weights()
     except NotPositiveDefinite:
         return torch.full_like(gaussian.spectral.values, math.nan), gaussian.rest
 
@@ -208,13 +238,10 @@ def project(gaussian: BlockGaussian, blocks: Sequence[Block], grads: Gradients, 
             return _project_matrix(gaussian, block, grads)
         if isinstance(spectral, DiagonalSpectral) and block.source == "table":
             ids, g = grads.table(block)
-            if gaussian.ratio is not None:
-                scale = gaussian.ratio.rsqrt().reshape(-1, g.shape[-1])[ids]
-                g = g * scale
             return Table(ids, g.movedim(0, 1))
     rows = torch.cat([grads.rows(b, slice(0, grads.recording.size)) for b in blocks], dim=-1).transpose(0, 1)
     rows = rows if keep is None else rows[..., keep]
-    return _project_rows(spectral, gaussian.whiten(rows))
+    return _project_rows(spectral, rows)
 
 
 def _project_rows(spectral: Spectral, rows: Tensor) -> Projection:
@@ -222,6 +249,7 @@ def _project_rows(spectral: Spectral, rows: Tensor) -> Projection:
     if isinstance(spectral, DiagonalSpectral):
         return Rows(rows)
     if isinstance(spectral, LowRankSpectral):
+        rows = spectral.whiten(rows)
         left = spectral.outside(rows)
         return Rows(rows @ spectral.vectors, left @ left.mT, spectral)
     assert isinstance(spectral, DenseSpectral)
@@ -234,31 +262,19 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
     spectral = gaussian.spectral
     turning = spectral if isinstance(spectral, KroneckerSpectral) else None
     parts = grads.parts(block)
-    half = ratio_columns(gaussian, block)
-    if is_unshared(parts, form.pairs) and (half is None or half.dim() == 1):
+    if is_unshared(parts, form.pairs):
         (part,) = parts
         a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
-        a = a if half is None else a * half
         if turning is not None:
-            left, right = turning.left, turning.right
-            a = a if right is None else a @ right
+            left, a = turning.left, turn(a, turning.right)
             gammas, alphas = turning.left_values, turning.right_values
             spectrum = None if gammas is None or alphas is None else (gammas, alphas)
             turned, plain = (g, None) if left is None else (times(g, left), g)
-            return Unshared(a.square(), turned, None, left, plain, spectrum)
+            rows = turning.ratio.rows if isinstance(turning.ratio, Separable) else None
+            return Unshared(a.square(), turned, None, left, plain, rows, spectrum)
         return Unshared(a.square(), g, block)
-    native = shared_rows(parts, form.native, grads, turning, half)  # [N, K, E, O, D]
+    native = shared_rows(parts, form.native, grads, turning)  # [N, K, E, O, D]
     return Rows(native.flatten(2), basis=turning) if turning is not None else Rows(form.unpack(native))
-
-
-def ratio_columns(gaussian: BlockGaussian, block: Block) -> Tensor | None:
-    """ratio^{-1/2} in matrix form: [D] for Kronecker structures, [E, O, D] for diagonal ones."""
-    if gaussian.ratio is None:
-        return None
-    assert block.form is not None
-    if isinstance(gaussian.spectral, KroneckerSpectral):
-        return gaussian.ratio[0, 0].rsqrt()
-    return block.form.pack(gaussian.ratio).rsqrt()
 
 
 def shared_rows(
@@ -266,7 +282,6 @@ def shared_rows(
     native: tuple[int, int, int],
     grads: Gradients,
     turning: KroneckerSpectral | None,
-    half: Tensor | None,
 ) -> Tensor:
     """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D].
 
@@ -274,7 +289,7 @@ def shared_rows(
     """
     positions = sum(p.a.positions for p in parts)
     left, right = (None, None) if turning is None else (turning.left, turning.right)
-    early = right is not None and half is None and positions < grads.count * native[1]
+    early = right is not None and positions < grads.count * native[1]
     if early:
         assert right is not None
         parts = [replace(p, a=Affine(p.a.turned(right[p.pairs]))) for p in parts]
@@ -289,10 +304,8 @@ def shared_rows(
         for p in parts:
             rows[:, :, p.pairs] = rows[:, :, p.pairs] + p.rows(every)
     rows = rows.transpose(0, 1)  # [N, K, E, O, D]
-    if half is not None:
-        rows = rows * half
     if turning is None:
         return rows
     if right is not None and not early:
         rows = times(rows.movedim(2, 0), right).movedim(0, 2)
-    return rows if left is None else left.mT @ rows
+    return rows if left is None else turn_left(rows, _transposed(left))

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.linalg.spectral import DiagonalSpectral
+
 if TYPE_CHECKING:
     from whence.posteriors.block import BlockGaussian
 
@@ -51,9 +53,12 @@ class Priors:
         return torch.tensor(known, dtype=torch.float64).to(self.device, non_blocking=True)
 
     def weights(self, which: slice) -> Tensor:
-        """1 / (s λ + δ) for some of the eigenvalues, [R, p]."""
-        values = self.first.spectral.values.flatten()[which]
-        return 1 / (self.first.scale * values + self.deltas.to(self.dtype).unsqueeze(1))
+        """1 / (s λ + δ) for some of the eigenvalues, with D⁻¹ where rows are not turned, [R, p]."""
+        spectral = self.first.spectral
+        values = spectral.values.flatten()[which]
+        found = 1 / (self.first.scale * values + self.deltas.to(self.dtype).unsqueeze(1))
+        inverse = spectral.inverse if isinstance(spectral, DiagonalSpectral) else None
+        return found if inverse is None else found * inverse[which]
 
     def lattice(self, pair: int, gammas: Tensor, alphas: Tensor) -> Lattice:
         """That of one Kronecker pair."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from whence.functional import Network, copy_module
 from whence.likelihoods import Likelihood
 from whence.predictive.sampled import WeightDraws
+from whence.priors import Relative
 
 DRAWS = 64
 
@@ -104,6 +105,8 @@ def prior_variances(posterior: Any) -> dict[str, Tensor] | None:
     if precision is None:
         return None
     centre = posterior.mean()
+    if isinstance(precision, Relative):
+        return posterior.prior_variance()  # type: ignore[no-any-return]
     given = precision if isinstance(precision, Mapping) else dict.fromkeys(centre, precision)
     if not all(n in given for n in centre):
         return None

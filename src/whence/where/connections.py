@@ -22,9 +22,9 @@ from whence.curvature.blocks import Block
 from whence.curvature.jacobian import Gradients
 from whence.curvature.squares import is_unshared
 from whence.curvature.units import Units, units_of
-from whence.linalg.spectral import KroneckerSpectral
+from whence.linalg.spectral import KroneckerSpectral, turn, turn_back, turn_left
 from whence.posteriors.block import BlockGaussian
-from whence.predictive.projection import ratio_columns, shared_rows
+from whence.predictive.projection import shared_rows
 from whence.where.shares import Measure, by_pieces, elements
 from whence.where.tabular import Table
 
@@ -198,29 +198,24 @@ def _kronecker(
 ) -> Tensor:
     """Parts of the weights in some rows of one pair, posterior and prior, [2, U, D]."""
     assert block.form is not None
-    parts, half = grads.parts(block), ratio_columns(gaussian, block)
+    parts = grads.parts(block)
     weights, rest = (1 / gaussian.precision)[pair], 1 / gaussian.rest
     rows = rows.to(weights.device)
-    left, right = (None if q is None else q[pair] for q in (spectral.left, spectral.right))
-    own_left = torch.nn.functional.one_hot(rows, len(weights)).to(weights) if left is None else left[rows]  # [U, O]
-    if is_unshared(parts, block.form.pairs) and (half is None or half.dim() == 1):
+    left, right = (None if b is None else b[pair : pair + 1] for b in (spectral.left, spectral.right))
+    ratio = None if spectral.ratio is None else spectral.ratio.dense()[pair, rows]  # [U, D]
+    own_left = turn_left(torch.eye(len(weights), dtype=weights.dtype, device=weights.device), left)
+    own_left = own_left.reshape(weights.shape[0], -1)[rows]  # [U, O]
+    if is_unshared(parts, block.form.pairs):
         (part,) = parts
         a, g = part.a.dense().squeeze(2)[pair], part.g.squeeze(3).permute(1, 2, 0, 3)[pair]  # [N, D], [N, K, O]
-        a = a if half is None else a * half
         own = g[:, :, rows]  # [N, K, U]
-        # T = Q_G[u] ((g̃ᵀ g_u) ∘ w) ∘ ã, turned back: the sum over K comes first
-        inner = (own_left * (own.mT @ _turned(g, left))) @ weights  # [N, U, D]
-        moved = _back(inner * _turned(a, right).unsqueeze(1), right) * a.unsqueeze(1)
+        # T = B_G[u] ((g̃ᵀ g_u) ∘ w) ∘ ã, turned back: the sum over K comes first
+        inner = (own_left * (own.mT @ turn(g, left))) @ weights  # [N, U, D]
+        moved = turn_back(inner * turn(a, right).reshape(a.shape).unsqueeze(1), right) * a.unsqueeze(1)
         alone = own.square().sum(1).mT @ a.square()  # [U, D]
+        alone = alone if ratio is None else alone / ratio
         return torch.stack([moved.double().sum(0), (rest * alone).double()])
-    turned = shared_rows(parts, block.form.native, grads, spectral, half)[:, :, pair]  # [N, K, O, D]
-    plain, moved = (_back(own_left @ v, right) for v in (turned, turned * weights))
-    return torch.stack([(plain * other).double().sum((0, 1)) for other in (moved, rest * plain)])
-
-
-def _turned(v: Tensor, basis: Tensor | None) -> Tensor:
-    return v if basis is None else v @ basis
-
-
-def _back(v: Tensor, basis: Tensor | None) -> Tensor:
-    return v if basis is None else v @ basis.mT
+    turned = shared_rows(parts, block.form.native, grads, spectral)[:, :, pair]  # [N, K, O, D]
+    plain, moved = (turn_back(own_left @ v, right) for v in (turned, turned * weights))
+    rows_of = plain if ratio is None else plain * ratio  # J = D B (turned rows)
+    return torch.stack([(rows_of * other).double().sum((0, 1)) for other in (moved, rest * plain)])

@@ -99,12 +99,10 @@ def _last(posterior: WeightPosterior) -> list[str]:
 
 
 def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
-    """diag(s H) by parameter: D^{1/2} Q diag(s λ) Qᵀ D^{1/2}, without the prior."""
+    """diag(s H) by parameter, without the prior."""
     found: dict[str, Tensor] = {}
-    for gaussian, blocks in posterior.gaussians():
-        zero = torch.zeros_like(gaussian.rest)
-        native = gaussian.spectral.diagonal(gaussian.scale * gaussian.spectral.values, zero)
-        native = native if gaussian.ratio is None else native * gaussian.ratio
+    for structure, blocks in zip(posterior.curvature.structures, posterior.groups(), strict=True):
+        native = posterior.scale * structure.diagonal()
         flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
         for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
             found.update(block.scatter(piece))

@@ -1,8 +1,10 @@
 """What in-distribution inputs leave unexplained: that which novelty is held against.
 
-A tuned prior is for prediction, and is often so strong that everything is unexplained. Novelty takes its own: for every
-layer the δ under which the training data leave a small part of their own curvature, tr[H δ (s H + δ)⁻¹] / tr H = left.
-It depends on the curvature alone, so that novelty does not change with the prior precision or the data scale.
+A tuned prior is for prediction, and is often so strong that everything is unexplained. Novelty takes its own: the shape
+D of a relative prior, and for every layer the δ under which the training data leave a small part of their own
+curvature, tr[H' δ (s H' + δ)⁻¹] / tr H' = left with H' = D^{-1/2} H D^{-1/2}. It depends on network and data alone, so
+that novelty changes neither with the prior precision nor with the data scale. (EKFAC and low rank keep the shape of the
+prior that they were fitted with.)
 
 Index legend: n reference inputs, B layers.
 """
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from whence.batches import from_numpy, is_pair
 from whence.errors import BadData, BadOption, NotDefined, notice
+from whence.linalg.structures import InBasis
 from whence.posteriors.block import BlockGaussian
 from whence.posteriors.laplace import Laplace
+from whence.priors import RELATIVE, RelativePrecision
 from whence.where.shares import shares
 
 LEFT = 0.001
@@ -91,22 +95,33 @@ def profile(posterior: Laplace, x: Any, precision: tuple[float, ...]) -> Tensor:
     weak = weakened(posterior, precision)
     found = shares(weak, x)
     deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
-    steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k ‖J_b‖², where the prior is one number
+    steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
     return torch.where(steepness > VANISHING, found.unexplained, 1.0)
+
+
+def shaped(posterior: Laplace) -> Laplace:
+    """The posterior with a prior of the shape that novelty takes."""
+    fixed = any(isinstance(s, InBasis) for s in posterior.curvature.structures)
+    prior = posterior.prior
+    if isinstance(prior, RelativePrecision):
+        prior = prior.levelled()
+    elif not fixed and all(b.name in posterior.curvature.signals for b in posterior.blocks):
+        prior = posterior.resolved(RELATIVE)
+    return replace(posterior, prior=prior, tuning=None)
 
 
 def weakened(posterior: Laplace, precision: tuple[float, ...]) -> Laplace:
     """The posterior under the prior of novelty: δ / s of every layer as given."""
-    factors = {}
+    posterior, factors = shaped(posterior), {}
     for block, wanted in zip(posterior.blocks, precision, strict=True):
         group = posterior.blocks if posterior.curvature.joint else [block]
-        factor = wanted * posterior.scale / posterior.prior.of(group).delta
+        factor = wanted * posterior.scale / posterior.block_prior(group).delta
         factors.update({p.name: factor for p in block.params})
     return replace(posterior, prior=posterior.prior.scaled_by(factors), tuning=None)
 
 
 def own_precision(posterior: Laplace, left: float = LEFT) -> tuple[float, ...]:
-    """δ / s of every layer with tr[H δ (s H + δ)⁻¹] / tr H = ``left``."""
+    """δ / s of every layer with tr[H' δ (s H' + δ)⁻¹] / tr H' = ``left``."""
     if not isinstance(posterior, Laplace):
         kind = type(posterior).__name__
         raise NotDefined(f"novelty needs the curvature of a Laplace posterior, which a {kind} has not.")
@@ -115,7 +130,7 @@ def own_precision(posterior: Laplace, left: float = LEFT) -> tuple[float, ...]:
     if not 0 < left < 1:
         raise BadOption(f"left={left} is not between 0 and 1; {LEFT} is the default.")
     found: list[float] = []
-    for gaussian, blocks in posterior.gaussians():
+    for gaussian, blocks in shaped(posterior).gaussians():
         found += [_delta(gaussian, left) / posterior.scale] * len(blocks)
     return tuple(found)
 

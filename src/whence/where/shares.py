@@ -151,7 +151,7 @@ def _split(
             found[block.name] = torch.stack([units[block.name].total(part.sum(0)) for part in (v, p)])
         return _Parts(_by_block(moved, sizes), _by_block(alone, sizes), found)
     projection = project(gaussian, blocks, grads, None)
-    by_unit = projection.units(1 / gaussian.precision, 1 / gaussian.rest, units[blocks[0].name])
+    by_unit = projection.units(*gaussian.weights(), units[blocks[0].name])
     variance, prior = _traces(projection, gaussian)
     return _Parts(variance, prior, {blocks[0].name: by_unit})
 
@@ -167,7 +167,7 @@ def _both(posterior: Laplace, gaussian: BlockGaussian, blocks: list[Block], grad
 
 def _traces(projection: Projection, gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
     """tr V and tr V under the prior, [N, 1] each."""
-    own, prior = projection.diagonals(1 / gaussian.precision, 1 / gaussian.rest)
+    own, prior = projection.diagonals(*gaussian.weights())
     return own.double().sum(1, keepdim=True), prior.double().sum(1, keepdim=True)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from whence.batches import Batch, Data
 from whence.curvature.blocks import Block
 from whence.errors import BadOption
-from whence.linalg.spectral import DenseSpectral, DiagonalSpectral, KroneckerSpectral, LowRankSpectral
 from whence.posteriors.block import BlockGaussian
 from whence.where.tabular import Table
 
@@ -40,9 +39,9 @@ def slices(posterior: Laplace, data: Any, steps: Sequence[float] = STEPS, seed: 
     start, gradient = _loss(posterior, loader, {}), _gradient(posterior, loader)
     for gaussian, blocks in posterior.gaussians():
         name = blocks[0].name if len(blocks) == 1 else "all layers"
-        for kind, curvature, native in _directions(gaussian, seed):
-            std = 1 / math.sqrt(float((native * _precise(gaussian, native)).sum()))
-            one = _as_parameters(posterior, blocks, gaussian.whiten(native) * std)
+        for kind, curvature, precision, native in _directions(gaussian, seed):
+            std = 1 / math.sqrt(precision)
+            one = _as_parameters(posterior, blocks, native * std)
             slope = sum(float((gradient[n] * v.double()).sum()) for n, v in one.items())
             for step in steps:
                 moved = {n: network.params[n] + step * v.to(network.params[n]) for n, v in one.items()}
@@ -53,39 +52,24 @@ def slices(posterior: Laplace, data: Any, steps: Sequence[float] = STEPS, seed: 
     return Table(rows)
 
 
-def _precise(gaussian: BlockGaussian, native: Tensor) -> Tensor:
-    """(s H + δ) v in whitened coordinates."""
-    return gaussian.spectral.apply(gaussian.precision, native, gaussian.rest)
-
-
-def _directions(gaussian: BlockGaussian, seed: int) -> list[tuple[str, float, Tensor]]:
-    """(kind, curvature, unit vector in whitened native coordinates)."""
-    spectral = gaussian.spectral
-    flat = spectral.values.flatten()
+def _directions(gaussian: BlockGaussian, seed: int) -> list[tuple[str, float, float, Tensor]]:
+    """(kind, curvature, precision, native vector v with vᵀ D v = 1)."""
+    spectral, precision = gaussian.spectral, gaussian.precision
+    flat, precise = spectral.values.flatten(), precision.flatten()
     found = []
     for kind, index in (("largest", int(flat.argmax())), ("smallest", int(flat.argmin()))):
-        found.append((kind, gaussian.scale * float(flat[index]), _eigenvector(spectral, index)))
+        vector = torch.zeros_like(flat)
+        vector[index] = 1
+        one = spectral.combined(vector.reshape(spectral.values.shape))
+        found.append((kind, gaussian.scale * float(flat[index]), float(precise[index]), one))
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(spectral.native, generator=generator, dtype=torch.float64).to(flat)
     noise = noise / noise.norm()
-    curvature = float((noise * spectral.apply(gaussian.scale * spectral.values, noise, 0 * gaussian.rest)).sum())
-    return [*found, ("random", curvature, noise)]
-
-
-def _eigenvector(spectral: Any, index: int) -> Tensor:
-    if isinstance(spectral, KroneckerSpectral):
-        _, outputs, inputs = spectral.native
-        e, rest = divmod(index, outputs * inputs)
-        o, d = divmod(rest, inputs)
-        vector = spectral.values.new_zeros(spectral.native)
-        vector[e, o, d] = 1
-        return spectral.back(vector)
-    if isinstance(spectral, DiagonalSpectral):
-        vector = torch.zeros_like(spectral.values)
-        vector[index] = 1
-        return vector
-    assert isinstance(spectral, (DenseSpectral, LowRankSpectral))
-    return spectral.vectors[:, index]
+    curvature, along = (
+        float((noise * spectral.apply_whitened(w, noise, rest)).sum())
+        for w, rest in ((gaussian.scale * spectral.values, 0 * gaussian.rest), (precision, gaussian.rest))
+    )
+    return [*found, ("random", curvature, along, noise if spectral.ratio is None else noise * spectral.ratio.root())]
 
 
 def _as_parameters(posterior: Laplace, blocks: list[Block], native: Tensor) -> dict[str, Tensor]:

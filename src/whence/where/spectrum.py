@@ -10,7 +10,8 @@ from torch import Tensor
 
 from whence.curvature.blocks import Block
 from whence.errors import TooLarge
-from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, dense
+from whence.linalg.spectral import dense
+from whence.linalg.structures import Diagonal, Kronecker
 from whence.posteriors.block import BlockGaussian
 from whence.where.tabular import Table
 
@@ -68,27 +69,27 @@ def _ranks(count: int) -> Tensor:
 def curvature_maps(posterior: Laplace, layer: str) -> dict[str, Tensor]:
     """Matrices to look at: Kronecker factors ``G`` [E, O, O] and ``A`` [E, D, D], or the block ``H`` [P, P].
 
-    Of a diagonal block ``diagonal`` [P].
+    Of a diagonal block ``diagonal`` [P]. They hold no prior.
     """
-    gaussian, _ = gaussian_of(posterior, layer)
-    spectral = gaussian.spectral
-    if isinstance(spectral, KroneckerSpectral) and spectral.left_values is not None:
-        assert spectral.right_values is not None
-        return {
-            "G": _factor(spectral.left, spectral.left_values),
-            "A": _factor(spectral.right, spectral.right_values),
-        }
-    if isinstance(spectral, DiagonalSpectral):
-        return {"diagonal": spectral.values.cpu()}
-    if spectral.size > LARGEST:
-        raise TooLarge(f"a matrix of {spectral.size} × {spectral.size} is not written out (limit {LARGEST}).")
-    return {"H": dense(spectral, spectral.values, torch.zeros((), dtype=spectral.values.dtype)).cpu()}
+    structures = zip(posterior.curvature.structures, posterior.groups(), strict=True)
+    structure, blocks = next((s, blocks) for s, blocks in structures if layer in [b.name for b in blocks])
+    if isinstance(structure, Kronecker):
+        return {"G": _matrix(structure.grads), "A": _matrix(structure.mean_input)}
+    if isinstance(structure, Diagonal):
+        return {"diagonal": structure.values.cpu()}
+    size = sum(b.size for b in blocks)
+    if size > LARGEST:
+        raise TooLarge(f"a matrix of {size} × {size} is not written out (limit {LARGEST}).")
+    spectral = gaussian_of(posterior, layer)[0].spectral
+    whole = dense(spectral, spectral.values, torch.zeros((), dtype=spectral.values.dtype))  # B diag(λ) Bᵀ
+    ratio = None if spectral.ratio is None else spectral.ratio.dense().flatten()
+    return {"H": (whole if ratio is None else ratio.unsqueeze(1) * whole * ratio).cpu()}
 
 
-def _factor(vectors: Tensor | None, values: Tensor) -> Tensor:
-    """Q diag(λ) Qᵀ, [E, n, n]; diagonal where there are no eigenvectors."""
-    if vectors is not None:
-        return ((vectors * values.unsqueeze(1)) @ vectors.mT).cpu()
-    if values.shape[-1] > LARGEST:
-        raise TooLarge(f"a matrix of {values.shape[-1]} × {values.shape[-1]} is not written out (limit {LARGEST}).")
-    return torch.diag_embed(values).cpu()
+def _matrix(factor: Tensor) -> Tensor:
+    """A Kronecker factor [E, n, n], of which perhaps the diagonal [E, n] is kept."""
+    if factor.dim() == 3:
+        return factor.cpu()
+    if factor.shape[-1] > LARGEST:
+        raise TooLarge(f"a matrix of {factor.shape[-1]} × {factor.shape[-1]} is not written out (limit {LARGEST}).")
+    return torch.diag_embed(factor).cpu()

@@ -17,7 +17,7 @@ from whence.errors import BadOption, NotDefined, WhenceError, notice
 from whence.functional import Network
 from whence.likelihoods import Likelihood, resolve
 from whence.metrics.tables import text
-from whence.priors import Prior
+from whence.priors import RELATIVE, Prior, Relative
 from whence.where.tabular import Table, number
 from whence.where.track_log import Log, TrackedLayer, TrackRecord, merged, opened, read
 from whence.where.track_recorder import DRAWS, Recorder
@@ -37,7 +37,7 @@ def track(
     curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
     draws: int = DRAWS,
     subset: int = 256,
-    prior_precision: float | Tensor | Prior | Mapping[str, Any] = 1.0,
+    prior_precision: float | Relative | Tensor | Prior | Mapping[str, Any] = RELATIVE,
     path: str | Path | None = None,
     resume: bool = False,
     layers: Layers = None,
@@ -60,7 +60,7 @@ def track(
         curvature: as for :func:`whence.laplace`, but ``"auto"`` is exact up to 20 outputs only, and sampled beyond.
         draws: label draws for each example of a sampled curvature, the same at every record.
         subset: how many random examples, always the same, the curvature is computed on.
-        prior_precision: as for :func:`whence.laplace`; the same at every record.
+        prior_precision: as for :func:`whence.laplace`; a relative one follows the weights from record to record.
         path: file for the records, one line of JSON each, written at once.
         resume: whether to go on with the file at ``path`` if there is one.
         layers: which weights are Bayesian, as for :func:`whence.laplace`.

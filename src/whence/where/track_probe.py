@@ -78,9 +78,9 @@ def _piece(posterior: Laplace, piece: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     total, found = None, []
     for gaussian, blocks in posterior.gaussians():
         projection = project(gaussian, blocks, grads, None)
-        inverse = 1 / gaussian.precision
-        own = projection.weigh(inverse, 1 / gaussian.rest)
-        prior = projection.weigh(torch.full_like(inverse, 1 / gaussian.delta), 1 / gaussian.rest)
+        weights, alone = gaussian.weights()
+        own = projection.weigh(weights, alone)
+        prior = projection.weigh(alone.expand_as(weights), alone)
         total = own if total is None else total + own
         found.append(torch.stack([_trace(own, centred), _trace(prior, centred)]))
     assert total is not None

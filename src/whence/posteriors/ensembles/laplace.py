@@ -30,6 +30,7 @@ from whence.posteriors.laplace import Laplace
 from whence.predictive.links import Link, predict_draws
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import WeightDraws
+from whence.priors import Relative
 
 Weighting = Literal["evidence", "equal"]
 ALONE = 0.99  # weight beyond which one member is all there is
@@ -50,9 +51,15 @@ def laplace_ensemble(
         data: the training data; read once for each network.
         likelihood: as for :func:`whence.laplace`; with ``"regression"`` each member has the noise of its own residuals.
         weights: ``"evidence"``, each member by its Laplace evidence p(D | M); or ``"equal"``.
-        **options: of :func:`whence.laplace`.
+        **options: of :func:`whence.laplace`. With ``weights="evidence"`` the prior is isotropic (1.0 unless given):
+            the evidence under a relative one cannot be compared between networks.
     """
     one_of(weights, ("evidence", "equal"), "weights")
+    if weights == "evidence" and isinstance(options.setdefault("prior_precision", 1.0), Relative):
+        raise BadOption(
+            "weights='evidence' compares networks by their evidence, which a relative prior does not allow: its scales "
+            "come from each network's own weights. Pass weights='equal', or an isotropic prior (prior_precision=1.0)."
+        )
     fitted = [
         laplace(model, data, likelihood=likelihood, **_of_member(options, index))
         for index, model in enumerate(members_of(models))

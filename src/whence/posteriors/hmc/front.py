@@ -25,7 +25,7 @@ from whence.posteriors.hmc.posterior import Hmc, some
 from whence.posteriors.hmc.potential import Layout, Potential, WholeData, read
 from whence.posteriors.hmc.run import Checkpoint, Draws, Run, Settings
 from whence.posteriors.hmc.state import Streams
-from whence.priors import Prior, PriorPrecision, check_numbers
+from whence.priors import Prior, PriorPrecision, check_prior, resolve_prior
 from whence.randomness import seed_from
 
 LIMIT = 20_000  # parameters
@@ -99,7 +99,7 @@ def hmc(
     _check_counts(chains=chains, num_samples=num_samples, thin=thin, max_depth=max_depth, steps=steps, limit=limit)
     _check_rest(warmup, target_accept, max_depth, step_size, dtype)
     resolved, estimate = resolve(likelihood)
-    check_numbers(prior_precision)
+    check_prior(prior_precision, relative=False)
     centre = check_prior_mean(prior_mean, model)
     network = Network.snapshot(model)
     chosen = selection(layers, network)
@@ -115,7 +115,7 @@ def hmc(
     layout = Layout.of(wide, chosen.resolve(wide, take(whole.inputs, slice(0, 2))))
     _check_size(layout.size, limit)
     _check_memory(layout.size, chains, num_samples, mass, dtype)
-    prior = PriorPrecision.make(prior_precision, _blocks(wide, layout))
+    prior = resolve_prior(prior_precision, _blocks(wide, layout))
     settings = Settings(
         kernel,
         chains,

@@ -21,7 +21,7 @@ from whence.posteriors.hmc.diagnostics import Diagnostics
 from whence.posteriors.hmc.potential import Layout
 from whence.posteriors.hmc.run import Settings
 from whence.predictive.sampled import WeightDraws
-from whence.priors import PriorPrecision
+from whence.priors import ByParameter, PriorPrecision
 
 PROBES = 64  # training inputs that are kept for diagnostics
 
@@ -72,8 +72,7 @@ class Hmc(DrawnPosterior):
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
         """One number if all weights share it, else by parameter."""
-        number = self.prior.number
-        return number if number is not None else dict(self.prior.values)
+        return self.prior.given()  # type: ignore[no-any-return]
 
     @property
     def draws(self) -> dict[str, Tensor]:
@@ -170,7 +169,7 @@ class Hmc(DrawnPosterior):
         }
         tensors = {"positions": self.positions, "prior_mean": self.prior_mean}
         tensors |= {f"stats.{n}": v for n, v in self.stats.items()}
-        tensors |= {f"prior.{n}": v for n, v in self.prior.values.items() if isinstance(v, Tensor)}
+        tensors |= {f"prior.{n}": v for n, v in self.prior.tensors().items()}
         tensors |= {f"inputs.{n}": v for n, v in kept.items()}
         return State(meta, tensors)
 
@@ -186,7 +185,7 @@ class Hmc(DrawnPosterior):
         return cls(
             network=network,
             likelihood=likelihood,
-            prior=PriorPrecision(values),
+            prior=ByParameter(values),
             prior_mean=state.tensors["prior_mean"].to(device),
             positions=state.tensors["positions"].to(device),
             stats=part("stats"),

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, tensors_in, to_device
-from whence.errors import BadFile, BadOption, NotDefined, TooLarge
+from whence.errors import BadFile, BadOption, NotDefined
 from whence.functional import Network, copy_module
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
+from whence.posteriors.covariance import refuse_dense
 from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.laplace import COVARIANCE_LIMIT
 from whence.posteriors.swag.collect import at_mean, check_scale
 from whence.posteriors.swag.norm import renewed
 from whence.predictive.sampled import WeightDraws
@@ -76,11 +76,7 @@ class Swag(DrawnPosterior, WeightPosterior):
 
     def covariance(self) -> Tensor:
         size = sum(d.numel() for d in self.diagonal.values())
-        if (needed := size * size * 8) > COVARIANCE_LIMIT:
-            raise TooLarge(
-                f"the dense covariance of {size:,} weights needs {needed / 2**30:.1f} GiB (limit "
-                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
-            )
+        refuse_dense(size)
         own, shared = self._factors()
         total = torch.diag(own * torch.cat([self.diagonal[n].clamp(min=0).flatten() for n in self.names()]))
         if self.rank:

@@ -183,7 +183,7 @@ def _structure(posterior: Laplace) -> Preconditioner:
             alone = len(blocks) == 1 and posterior.curvature.keep is None
             native = blocks[0].to_native(piece) if alone else piece
             rest = torch.ones_like(gaussian.rest)
-            turned = spectral.apply((gaussian.precision / gaussian.delta) ** exponent, native, rest)
+            turned = spectral.apply_whitened((gaussian.precision / gaussian.delta) ** exponent, native, rest)
             pieces.append((blocks[0].to_flat(turned) if alone else turned).to(v.dtype))
         return torch.cat(pieces, dim=1)
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from whence.batches import Inputs, as_inputs, check_finite, size_of, take, tensors_in
 from whence.curvature.jacobian import budget, widened
 from whence.curvature.products import forward_bytes, push
-from whence.errors import BadOption, NotDefined, TooLarge, one_of
+from whence.errors import BadOption, NotDefined, one_of
 from whence.functional import Network, full_precision
 from whence.likelihoods import Gaussian, Likelihood
 from whence.posteriors.base import WeightPosterior
+from whence.posteriors.covariance import refuse_dense
 from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.laplace import COVARIANCE_LIMIT
 from whence.predictive.links import predict_draws, predict_gaussian
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import BATCH, WeightDraws
-from whence.priors import PriorPrecision
+from whence.priors import ByParameter, PriorPrecision
 from whence.randomness import Points
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
         """One number if all weights share it, else by parameter."""
-        number = self.prior.number
-        return number if number is not None else dict(self.prior.values)
+        return self.prior.given()  # type: ignore[no-any-return]
 
     @property
     def effective_parameters(self) -> tuple[float, float]:
@@ -108,11 +107,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     def covariance(self) -> Tensor:
         """Of the draws: a rank of S at most."""
         size = sum(v[0].numel() for v in self.deviations.values())
-        if (needed := size**2 * 8) > COVARIANCE_LIMIT:
-            raise TooLarge(
-                f"the dense covariance of {size:,} weights needs {needed / 2**30:.1f} GiB (limit "
-                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
-            )
+        refuse_dense(size)
         flat = torch.cat([self.deviations[n].reshape(len(self), -1) for n in self.names()], dim=1)
         return flat.mT @ flat / len(flat)
 
@@ -224,9 +219,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             network=network,
             likelihood=likelihood,
             deviations={n: v.to(network.device, network.params[n].dtype) for n, v in found.items()},
-            prior=PriorPrecision(
-                {n: state.tensors[f"prior.{n}"] if v is None else v for n, v in meta["prior"].items()}
-            ),
+            prior=ByParameter({n: state.tensors[f"prior.{n}"] if v is None else v for n, v in meta["prior"].items()}),
             data_scale=meta["data_scale"],
             solved=Solved(**solved),
             groups={name: tuple(params) for name, params in meta["groups"]},

@@ -28,7 +28,7 @@ from whence.posteriors.variational.estimators import ESTIMATORS, EstimatorName, 
 from whence.posteriors.variational.low_rank import LowRank
 from whence.posteriors.variational.matrix_normal import MatrixNormal
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior, make_prior
-from whence.priors import PriorPrecision, check_numbers
+from whence.priors import PriorPrecision, check_prior
 
 FamilyName = Literal["mean_field", "alpha", "matrix_normal", "low_rank"]
 FAMILIES = ("mean_field", "alpha", "matrix_normal", "low_rank")
@@ -220,7 +220,7 @@ def check_options(family: str, estimator: str, initial_std: float, rank: int, pr
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise BadOption(f"rank={rank!r} must be a whole number, at least 1.")
     if not isinstance(prior, ScaleMixture):
-        check_numbers(prior)
+        check_prior(prior, relative=False)
 
 
 def chosen(network: Network, layers: Layers, inputs: Inputs = None) -> list[str]:

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from whence.batches import Data
 from whence.curvature.blocks import Block
-from whence.errors import BadData, BadOption, NotDefined, TooLarge
+from whence.errors import BadData, BadOption, NotDefined
 from whence.functional import Network, copy_module
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
+from whence.posteriors.covariance import refuse_dense
 from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.laplace import COVARIANCE_LIMIT
 from whence.posteriors.variational.blocks import VariationalBlock, by_layer, layer_of
 from whence.posteriors.variational.history import History, Row
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
 from whence.posteriors.variational.weighting import KlWeight
 from whence.predictive.sampled import WeightDraws
-from whence.priors import PriorPrecision
+from whence.priors import ByParameter
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,7 @@ class Variational(DrawnPosterior, WeightPosterior):
         """One number if all weights share it, else by parameter."""
         if isinstance(self.prior, ScaleMixture):
             raise NotDefined(f"a {self.prior.describe()} has no precision; see .prior.")
-        number = self.prior.number
-        return number if number is not None else dict(self.prior.values)
+        return self.prior.given()  # type: ignore[no-any-return]
 
     @property
     def parameters(self) -> int:
@@ -185,12 +184,7 @@ class Variational(DrawnPosterior, WeightPosterior):
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        needed = self.parameters**2 * 8
-        if needed > COVARIANCE_LIMIT:
-            raise TooLarge(
-                f"the dense covariance of {self.parameters:,} weights needs {needed / 2**30:.1f} GiB (limit "
-                f"{COVARIANCE_LIMIT / 2**30:.0f} GiB). Use variance(), sample() or predict(), which never form it."
-            )
+        refuse_dense(self.parameters)
         total = torch.block_diag(*(part.covariance() for part in self._parts()))
         starts: dict[str, Tensor] = {}
         start = 0
@@ -247,7 +241,7 @@ class Variational(DrawnPosterior, WeightPosterior):
             prior = {"mixture": asdict(self.prior)}
         else:
             prior = {"values": {n: None if isinstance(v, Tensor) else v for n, v in self.prior.values.items()}}
-            tensors |= {f"prior.{n}": v for n, v in self.prior.values.items() if isinstance(v, Tensor)}
+            tensors |= {f"prior.{n}": v for n, v in self.prior.tensors().items()}
         meta = {
             "names": self.names(),
             "family": self.family,
@@ -315,4 +309,4 @@ def at_mean(model: nn.Module, parts: nn.ModuleList) -> Network:
 def _prior(spec: dict[str, Any], tensors: dict[str, Tensor]) -> WeightPrior:
     if "mixture" in spec:
         return ScaleMixture(**spec["mixture"])
-    return PriorPrecision({n: tensors[f"prior.{n}"] if v is None else v for n, v in spec["values"].items()})
+    return ByParameter({n: tensors[f"prior.{n}"] if v is None else v for n, v in spec["values"].items()})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whence.curvature.blocks import Block
 from whence.errors import BadOption
-from whence.priors import PriorPrecision
+from whence.priors import PriorPrecision, resolve_prior
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -53,7 +53,7 @@ WeightPrior = PriorPrecision | ScaleMixture
 
 def make_prior(given: Any, layers: Sequence[Block]) -> WeightPrior:
     """What the user passes as ``prior_precision``."""
-    return given if isinstance(given, ScaleMixture) else PriorPrecision.make(given, layers)
+    return given if isinstance(given, ScaleMixture) else resolve_prior(given, layers)
 
 
 def precision_of(prior: PriorPrecision, name: str, like: Tensor) -> float | Tensor:

@@ -190,7 +190,8 @@ def _run(record: Mapping[str, Any]) -> RenderableType | None:
     if about and about.get("structure") is None:
         add_row(table, "posterior", str(about.get("describe") or about.get("kind") or "–"))
     elif about:
-        prior = "" if about.get("prior_precision") is None else f", prior precision {number(about['prior_precision'])}"
+        given = about.get("prior") or (about.get("prior_precision") and number(about["prior_precision"]))
+        prior = f", prior precision {given}" if given else ""
         add_row(
             table,
             "posterior",

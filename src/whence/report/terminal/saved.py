@@ -18,14 +18,12 @@ def posterior(about: Mapping[str, Any], width: int = 80) -> RenderableType:
         structure = Text(row["structure"])
         if row["reason"]:
             structure.append(f"  {row['reason']}", style="dim")
-        prior = number(row["prior_precision"]) if row["prior_precision"] is not None else "per weight"
-        add_row(table, row["name"], row["kind"], whole(row["parameters"]), structure, prior)
+        add_row(table, row["name"], row["kind"], whole(row["parameters"]), structure, _prior(row))
     return Group(heading("Posterior", str(about["path"])), facts(_facts(about)), Text(), table)
 
 
 def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     tuned, accuracy, versions = about["tuning"], about["training_accuracy"], about["versions"]
-    prior = about["prior_precision"]
     words = "not tuned: call .tune(validation_data)"
     if tuned is not None:
         words = f"by {tuned['criterion']} ({tuned['trials']} trials), score {number(tuned['score'])}"
@@ -35,13 +33,19 @@ def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", f"{whole(about['parameters'])} Bayesian of {whole(about['network_parameters'])}"),
         ("training data", f"{whole(about['data_size'])} examples, loss {number(about['training_loss'])} for each"),
         ("training accuracy", "–" if accuracy is None else percent(accuracy)),
-        ("prior precision", number(prior) if prior is not None else "differs between layers, see below"),
+        ("prior precision", _prior(about, "differs between layers, see below")),
         ("data scale", number(about["data_scale"])),
         ("tuned", words),
         ("novelty reference", f"{whole(about['reference'])} inputs" if about["reference"] else "none kept"),
         ("written by", f"whence {versions['whence']}, torch {versions['torch']}; {whole(about['bytes'])} bytes"),
     ]
     return [fact for fact in found if fact[1] != "–"]
+
+
+def _prior(about: Mapping[str, Any], otherwise: str = "per weight") -> str:
+    if about.get("tau") is not None:
+        return f"relative, τ = {number(about['tau'])}"
+    return otherwise if about["prior_precision"] is None else number(about["prior_precision"])
 
 
 def drawn_posterior(about: Mapping[str, Any], width: int = 80) -> RenderableType:

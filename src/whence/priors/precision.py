@@ -1,0 +1,227 @@
+"""Gaussian priors with a diagonal precision that was given: one number, per layer, one for biases, or per weight."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.curvature.blocks import Block, Param
+from whence.errors import BadOption
+from whence.linalg.ratios import PerWeight, Ratio
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Precision of weights and of biases, to pass as ``prior_precision``: ``Prior(weight=1.0, bias=0.1)``."""
+
+    weight: float = 1.0
+    bias: float | None = None
+
+
+@dataclass(frozen=True)
+class BlockPrior:
+    """Precision δ D of some blocks; ``ratio`` is D in their native shape, None where all weights share δ."""
+
+    delta: float
+    ratio: Ratio | None
+
+
+class PriorPrecision(ABC):
+    """The diagonal precision of a Gaussian prior, as the blocks of a posterior ask for it."""
+
+    values: Mapping[str, float | Tensor]  # by parameter: a number, or a tensor in its shape (float64, on the CPU)
+
+    @abstractmethod
+    def scaled_by(self, factors: Mapping[str, float]) -> PriorPrecision:
+        """Another factor for each parameter."""
+
+    @abstractmethod
+    def restricted(self, blocks: Sequence[Block]) -> PriorPrecision:
+        """The same of some blocks alone."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """What is written of it, in plain values; tensors are written beside."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are written beside, by parameter."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """In a few words."""
+
+    @abstractmethod
+    def given(self) -> Any:
+        """What may be passed as ``prior_precision`` to have it again."""
+
+    @abstractmethod
+    def _joined(self, blocks: Sequence[Block], keep: Tensor | None) -> BlockPrior: ...
+
+    def of(self, blocks: Sequence[Block], keep: Tensor | None = None) -> BlockPrior:
+        """The prior of blocks that have a structure together; of some entries ``keep`` of their joined vector."""
+        key = (tuple(b.name for b in blocks), keep is None)
+        if key not in self._known:
+            self._known[key] = self._joined(blocks, keep)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[Any, BlockPrior]:
+        return {}
+
+    def flat(self, params: Sequence[Param]) -> Tensor:
+        """Precision of every weight, [P], float64."""
+        pieces = []
+        for p in params:
+            value = self.values[p.name]
+            if isinstance(value, Tensor):
+                pieces.append(value.double().reshape(-1).cpu())
+            else:
+                pieces.append(torch.full((p.numel,), value, dtype=torch.float64))
+        return torch.cat(pieces)
+
+    @property
+    def number(self) -> float | None:
+        """The one precision of all weights, if there is one."""
+        return None
+
+
+@dataclass(frozen=True)
+class ByParameter(PriorPrecision):
+    """Precisions that were given."""
+
+    values: Mapping[str, float | Tensor]
+
+    def _joined(self, blocks: Sequence[Block], keep: Tensor | None) -> BlockPrior:
+        params = [p for b in blocks for p in b.params]
+        numbers = {v for p in params if not isinstance(v := self.values[p.name], Tensor)}
+        if len(numbers) == 1 and not any(isinstance(self.values[p.name], Tensor) for p in params):
+            return BlockPrior(numbers.pop(), None)
+        flat = self.flat(params)
+        delta = float(flat[0]) if len(numbers) else 1.0
+        ratio = flat / delta if keep is None else flat[keep.cpu()] / delta
+        return BlockPrior(delta, PerWeight(blocks[0].to_native(ratio) if len(blocks) == 1 and keep is None else ratio))
+
+    def scaled_by(self, factors: Mapping[str, float]) -> PriorPrecision:
+        return ByParameter({name: value * factors.get(name, 1.0) for name, value in self.values.items()})
+
+    def restricted(self, blocks: Sequence[Block]) -> PriorPrecision:
+        return ByParameter({p.name: self.values[p.name] for b in blocks for p in b.params})
+
+    def spec(self) -> dict[str, Any]:
+        return {name: None if isinstance(value, Tensor) else value for name, value in self.values.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.values.items() if isinstance(value, Tensor)}
+
+    def given(self) -> float | dict[str, float | Tensor]:
+        return self.number if self.number is not None else dict(self.values)
+
+    @property
+    def number(self) -> float | None:
+        values = list(self.values.values())
+        first = values[0]
+        if isinstance(first, Tensor) or any(isinstance(v, Tensor) or v != first for v in values):
+            return None
+        return first
+
+    def describe(self) -> str:
+        if self.number is not None:
+            return f"{self.number:.4g}"
+        numbers = [v for v in self.values.values() if not isinstance(v, Tensor)]
+        if len(numbers) < len(self.values):
+            return "per weight"
+        return f"{min(numbers):.3g} … {max(numbers):.3g}, by parameter"
+
+
+def by_parameter(given: Any, blocks: Sequence[Block]) -> ByParameter:
+    """A number, a :class:`Prior`, or a mapping from layer or parameter names, for every parameter of the blocks."""
+    if isinstance(given, Mapping):
+        return ByParameter(_from_mapping(given, blocks))
+    values: dict[str, float | Tensor] = {}
+    for block in blocks:
+        for p in block.params:
+            if isinstance(given, Prior):
+                low = given.bias is not None and is_bias(p.name)
+                values[p.name] = positive(given.bias if low else given.weight, f"of {p.name}")
+            else:
+                values[p.name] = positive(given, "")
+    return ByParameter(values)
+
+
+def by_layer(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str, float]:
+    """A number for each block, from a mapping of layer names (globs) to numbers."""
+    values = _from_mapping(given, blocks)
+    found = {b.name: {values[p.name] for p in b.params} for b in blocks if not _has_tensor(values, b)}
+    wrong = [b.name for b in blocks if len(found.get(b.name, ())) != 1]
+    if wrong:
+        raise BadOption(f"τ of {wrong[0]!r} must be one number for the whole layer.")
+    return {name: float(numbers.pop()) for name, numbers in found.items()}
+
+
+def _has_tensor(values: Mapping[str, float | Tensor], block: Block) -> bool:
+    return any(isinstance(values[p.name], Tensor) for p in block.params)
+
+
+def is_bias(name: str) -> bool:
+    """Whether a parameter is a bias, by its own name (``bias``, ``in_proj_bias``, ``bias_ih_l0``)."""
+    return "bias" in name.rpartition(".")[2]
+
+
+def positive(value: Any, what: str) -> float:
+    """A positive, finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadOption(
+            f"the prior precision {what} must be a positive number, whence.Relative(τ), a mapping from layer names to "
+            f"numbers, a mapping from parameter names to tensors, or a whence.Prior; not {value!r}."
+        ) from None
+    if not (math.isfinite(number) and number > 0):
+        raise BadOption(f"the prior precision {what} must be positive, but it is {number:g}; 1.0 is a usual start.")
+    return number
+
+
+def _from_mapping(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str, float | Tensor]:
+    """Keys are layer names, parameter names or globs on them; every parameter must be met."""
+    values: dict[str, float | Tensor] = {}
+    used: set[str] = set()
+    for block in blocks:
+        for p in block.params:
+            match = next((key for key in (p.name, block.name) if key in given), None)
+            match = match or next((k for k in given if fnmatch.fnmatchcase(block.name, k)), None)
+            match = match or next((k for k in given if fnmatch.fnmatchcase(p.name, k)), None)
+            if match is None:
+                raise BadOption(
+                    f"the prior precision says nothing of {p.name!r} (layer {block.name!r}); add it, or '*'."
+                )
+            used.add(match)
+            values[p.name] = _entry(given[match], p)
+    unknown = set(given) - used - {"*"}
+    if unknown:
+        names = ", ".join(b.name for b in blocks[:8])
+        raise BadOption(f"the prior precision names {sorted(unknown)[0]!r}, which is no layer. Layers: {names}.")
+    return values
+
+
+def _entry(value: Any, param: Param) -> float | Tensor:
+    if isinstance(value, Tensor) and value.dim() > 0:
+        if tuple(value.shape) != param.shape:
+            raise BadOption(
+                f"the prior precision of {param.name!r} has shape {list(value.shape)}, the parameter "
+                f"{list(param.shape)}."
+            )
+        if not bool(torch.isfinite(value).all()) or bool((value <= 0).any()):
+            raise BadOption(
+                f"the prior precision of {param.name!r} must be positive; its least is {float(value.min()):g}."
+            )
+        return value.detach().double().cpu()
+    return positive(value, f"of {param.name!r}")
