@@ -47,7 +47,7 @@ class Given(Where):
 
 
 def layer(name: str, share: float | None = 0.9, prior: float | None = 0.8, explained: float | None = 0.3) -> LayerRow:
-    return LayerRow(name, "Linear", 10, 0.5, 0.4, 0.1, 0.4, 0.9, 4.0, 2.0, share, prior, explained)
+    return LayerRow(name, "Linear", 10, 0.5, 0.4, 0.1, 0.4, 0.9, 4.0, 2.0, 0.3, 0.02, share, prior, explained)
 
 
 def given(*rows: LayerRow, inputs=None, precisions=(3.0, 3.0)) -> Given:

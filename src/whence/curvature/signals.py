@@ -292,7 +292,7 @@ def _recurrent(block: Block, recording: Recording) -> Iterator[tuple[slice, Tens
             name = names.get(id(weight), "")
             if name in starts:
                 index, start = starts[name]
-                flat = rows.reshape(1, -1, rows.shape[-1])
+                flat = rows.detach().reshape(1, -1, rows.shape[-1])
                 terms = torch.zeros(len(starts), dtype=torch.float64, device=rows.device)
                 terms[index] = flat.shape[1]
                 yield slice(start, start + rows.shape[-1]), _squares(flat)[0].double(), terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,12 +13,13 @@ from whence.curvature.units import units_of
 from whence.errors import one_of
 from whence.where.ranks import cliffs_delta, kruskal, spearman
 from whence.where.tabular import Table
-from whence.where.weights import identified_of, thinned, variance_of
+from whence.where.weights import curvature_of, identified_of, thinned, variance_of
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
-Quantity = Literal["std", "identified", "signal_to_noise"]
+Quantity = Literal["std", "identified", "signal_to_noise", "curvature", "relative_curvature"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 MOST = 20_000  # weights of a layer that take part; more are drawn evenly
 
 
@@ -48,12 +49,16 @@ def quantity_of(posterior: Laplace, block: Block, of: Quantity) -> Tensor:
         return variance.sqrt()
     if of == "identified":
         return identified_of(posterior, block)
-    return block.gather(posterior.mean()).double().cpu().abs() / variance.sqrt()
+    weights = block.gather(posterior.mean()).double().cpu()
+    if of == "signal_to_noise":
+        return weights.abs() / variance.sqrt()
+    curvature = curvature_of(posterior, block)
+    return curvature if of == "curvature" else weights.square() * curvature
 
 
 def differences(posterior: Laplace, of: Quantity = "std") -> Differences:
     """Do layers differ, and units inside a layer?"""
-    one_of(of, ("std", "identified", "signal_to_noise"), "quantity")
+    one_of(of, QUANTITIES, "quantity")
     values = {b.name: quantity_of(posterior, b, of) for b in posterior.blocks}
     some = {name: thinned(v, MOST) for name, v in values.items()}
     pairs: dict[str, list[Any]] = {key: [] for key in ("first", "second", "first_median", "second_median", "delta")}

@@ -14,7 +14,7 @@ from whence.errors import BadData, BadOption, NotDefined, NothingSelected, notic
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.laplace import Laplace
 from whence.where.by_draws import prior_variances
-from whence.where.weights import identified_of
+from whence.where.weights import curvature_diagonal, identified_of
 from whence.where.wiring import by_unit, named_layers
 
 CRITERIA = ("snr", "identified", "saliency", "magnitude", "random")
@@ -98,17 +98,6 @@ def _last(posterior: WeightPosterior) -> list[str]:
     return [n for n in posterior.names() if n in names]
 
 
-def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
-    """diag(s H) by parameter, without the prior."""
-    found: dict[str, Tensor] = {}
-    for structure, blocks in zip(posterior.curvature.structures, posterior.groups(), strict=True):
-        native = posterior.scale * structure.diagonal()
-        flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
-        for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
-            found.update(block.scatter(piece))
-    return found
-
-
 def scores(posterior: WeightPosterior, names: Sequence[str], by: str, seed: int = 0) -> dict[str, Tensor]:
     """The score of every weight, in float64 on the CPU; the lowest are pruned first."""
     check_criterion(posterior, by)
@@ -122,7 +111,7 @@ def scores(posterior: WeightPosterior, names: Sequence[str], by: str, seed: int 
     if by == "saliency":  # LeCun et al. (1989): ½ h_ii w_i²
         assert isinstance(posterior, Laplace)
         curved = curvature_diagonal(posterior)
-        return {n: 0.5 * w.square() * curved[n].double().cpu() for n, w in weights.items()}
+        return {n: 0.5 * posterior.scale * w.square() * curved[n].double().cpu() for n, w in weights.items()}
     if by == "identified" and isinstance(posterior, Laplace):
         known = {n: v for block in posterior.blocks for n, v in block.scatter(identified_of(posterior, block)).items()}
         return {n: known[n] for n in posterior.names() if n in weights}

@@ -19,12 +19,12 @@ from whence.where import breakdown
 from whence.where.activations import activations
 from whence.where.answers import Answers, answers
 from whence.where.connections import connection_shares, connection_table
-from whence.where.distribution import Differences, differences, magnitude
+from whence.where.distribution import Differences, Quantity, differences, magnitude
 from whence.where.shares import Measure, Shares, UnitShares, shares_with_units
 from whence.where.slices import STEPS, slices
 from whence.where.spectrum import spectra
 from whence.where.tabular import Table, number
-from whence.where.weights import identified_of, thinned, unit_table, weight_table
+from whence.where.weights import curvature_of, identified_of, thinned, unit_table, weight_table
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
@@ -51,6 +51,8 @@ class LayerRow:
     identified_q95: float
     effective_parameters: float  # γ
     signal_to_noise: float  # root mean square of weight / standard deviation
+    curvature: float  # mean of diag(H) / N: no prior in it
+    relative_curvature: float  # mean of w² diag(H) / N, which does not depend on how the network is scaled
     variance_share: float | None = None  # part of the output variance that it causes
     prior_share: float | None = None  # the same under the prior alone
     explained: float | None = None  # 1 − variance / variance under the prior
@@ -139,7 +141,11 @@ class Where:
     @functools.cached_property
     def differences(self) -> Differences:
         """Whether layers, and units inside a layer, differ in posterior standard deviation; effect sizes by ranks."""
-        return differences(self.posterior)
+        return self.differences_in("std")
+
+    def differences_in(self, of: Quantity) -> Differences:
+        """The same for another quantity of the weights, such as ``"relative_curvature"`` or ``"identified"``."""
+        return differences(self.posterior, of)
 
     @functools.cached_property
     def magnitude(self) -> Table:
@@ -179,7 +185,8 @@ class Where:
         return _figures().shares(self, ax=ax)
 
     def plot_distributions(self, of: str = "std", ax: Any = None) -> Any:
-        """The posterior standard deviations (or ``identified``, ``signal_to_noise``) of each layer's weights."""
+        """A quantity of each layer's weights: ``"std"``, ``"identified"``, ``"signal_to_noise"``, ``"curvature"`` or
+        ``"relative_curvature"``."""
         return _figures().distributions(self, of, ax=ax)
 
     def plot_units(self, layer: str, most: int = 40, ax: Any = None) -> Any:
@@ -218,6 +225,7 @@ class Where:
         shown = [f.name for f in fields(LayerRow) if any(getattr(r, f.name) is not None for r in self.layers)]
         shown = [name for name in shown if name not in ("identified_q05", "identified_q50", "identified_q95")]
         heads = {"parameters": "weights", "effective_parameters": "effective", "signal_to_noise": "snr"}
+        heads["relative_curvature"] = "rel. curvature"
         rows = [[number(getattr(row, name)) for name in shown] for row in self.layers]
         table = text([heads.get(name, name) for name in shown], rows, left=2)
         return f"{table}\n{DROWNED}" if self.drowned else table
@@ -275,6 +283,7 @@ def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
     identified = identified_of(posterior, block)
     q = torch.quantile(thinned(identified, QUANTILES_OF), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
     weights = block.gather(posterior.network.params).detach().double().cpu()
+    curvature = curvature_of(posterior, block)
     return LayerRow(
         name=block.name,
         kind=block.kind,
@@ -286,4 +295,6 @@ def _row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
         identified_q95=float(q[2]),
         effective_parameters=float(identified.sum()),
         signal_to_noise=float((weights.square() / variance).mean().sqrt()),
+        curvature=float(curvature.mean()),
+        relative_curvature=float((weights.square() * curvature).mean()),
     )

@@ -30,6 +30,8 @@ class TrackedLayer:
     variance_share: float | None = None
     prior_share: float | None = None
     explained: float | None = None
+    curvature: float | None = None  # not in files of older versions
+    relative_curvature: float | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,24 @@ def variance_of(posterior: Laplace, block: Block) -> Tensor:
     return block.to_flat(_gaussian_of(posterior, block).variance()).double().cpu()
 
 
+def curvature_of(posterior: Laplace, block: Block) -> Tensor:
+    """diag(H) / N of each weight, [P] in float64 on the CPU: the curvature of one example's loss, without any prior."""
+    noise = posterior.scale / posterior.data_scale  # a noise that was tuned changes the loss
+    factor = noise / max(posterior.curvature.record.data_size, 1e-300)
+    return factor * block.gather(curvature_diagonal(posterior)).double().cpu()
+
+
+def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
+    """diag(H) by parameter, as its structure has it."""
+    found: dict[str, Tensor] = {}
+    for structure, blocks in zip(posterior.curvature.structures, posterior.groups(), strict=True):
+        native = structure.diagonal()
+        flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
+        for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
+            found.update(block.scatter(piece))
+    return found
+
+
 def _gaussian_of(posterior: Laplace, block: Block) -> BlockGaussian:
     return next(g for g, blocks in posterior.gaussians() if blocks[0].name == block.name)
 
@@ -46,6 +64,7 @@ def _gaussian_of(posterior: Laplace, block: Block) -> BlockGaussian:
 def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
     """One row for each weight, in the block's order."""
     mean = block.gather(posterior.mean()).double().cpu()
+    curvature = curvature_of(posterior, block)
     units = units_of(posterior.network, block)
     names, places = [], []
     for p in block.params:
@@ -60,6 +79,8 @@ def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
             "std": variance.sqrt(),
             "identified": identified_of(posterior, block),
             "signal_to_noise": mean.abs() / variance.sqrt(),
+            "curvature": curvature,
+            "relative_curvature": mean.square() * curvature,
         }
     )
 
@@ -74,6 +95,7 @@ def unit_table(
 ) -> Table:
     """One row for each unit; with shares of the network's whole variance if they are given."""
     mean = block.gather(posterior.network.params).detach().double().cpu()
+    curvature = curvature_of(posterior, block)
     units = units_of(posterior.network, block)
     counts = units.total(torch.ones_like(variance))
     identified = units.total(identified_of(posterior, block))
@@ -84,6 +106,8 @@ def unit_table(
         "identified": identified / counts,
         "effective_parameters": identified,
         "signal_to_noise": (units.total(mean.square() / variance) / counts).sqrt(),
+        "curvature": units.total(curvature) / counts,
+        "relative_curvature": units.total(mean.square() * curvature) / counts,
     }
     if found is not None:
         tiny = torch.finfo(torch.float64).tiny

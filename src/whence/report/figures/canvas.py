@@ -30,6 +30,8 @@ UNITS = {
     "std": "posterior standard deviation of a weight",
     "identified": "identified (1 − posterior / prior variance)",
     "signal_to_noise": "signal to noise (|weight| / standard deviation)",
+    "curvature": "curvature of a weight (diag H / N)",
+    "relative_curvature": "relative curvature of a weight (w² diag H / N)",
     "variance_share": "share of output variance",
     "explained": "explained (1 − variance / prior variance)",
 }

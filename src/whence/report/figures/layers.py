@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from whence.report.figures.canvas import (
     thinned,
     tidy,
 )
+from whence.where.distribution import Quantity
 from whence.where.table import Where
 from whence.where.tabular import Table, number
 
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
 
 MOST = 200_000  # weights of a layer that are counted
 BINS = 80
-MARKS = {"std": "root mean square", "identified": "mean", "signal_to_noise": "root mean square"}
+MARKS = {
+    "std": "root mean square",
+    "identified": "mean",
+    "signal_to_noise": "root mean square",
+    "curvature": "mean",
+    "relative_curvature": "mean",
+}
 
 
-def distributions(
-    where: Where, of: Literal["std", "identified", "signal_to_noise"] = "std", ax: Axes | None = None
-) -> Axes:
+def distributions(where: Where, of: Quantity = "std", ax: Axes | None = None) -> Axes:
     """How a quantity is spread over the weights of each layer, the first layer on top; the mark is the table's value.
 
     Heights go with the square root of the count, up to the layer's fullest bin. Outliers are drawn at the edge.

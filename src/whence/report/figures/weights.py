@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 POINTS = 2_000  # of a layer in a scatter
 LARGEST = 1_500  # rows or columns of a heat map
-Of = Literal["std", "identified", "signal_to_noise", "weight"]
+Of = Literal["std", "identified", "signal_to_noise", "curvature", "relative_curvature", "weight"]
 
 
 def weight_maps(
@@ -56,7 +56,7 @@ def weight_maps(
     The shape is that of the inputs where they are images and the layer reads them. ``most`` is how many units, and
     channels of each, are tiled; the first ones.
     """
-    one_of(of, ("std", "identified", "signal_to_noise", "weight"), "of")
+    one_of(of, get_args(Of), "of")
     if most < 1:
         raise BadOption(f"most={most} must be at least 1.")
     name, values = _weights(where.weights(layer), of)
