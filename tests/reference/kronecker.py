@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .curvature import Inputs, count, output, positions
 from .patches import group_count, layer_rows, weight_matrices
+from .positions import counted
 
 Factors = tuple[Tensor, Tensor]
 
@@ -63,6 +64,7 @@ def kron_factors(model: nn.Module, module: nn.Module, x: Inputs, lam: Tensor, mo
     expand: A = sum_{n,t,call} a a^T / (number of n, t, call), G = sum_{n,t,call,k} g g^T.
     reduce: A = sum_n abar abar^T / N with abar the mean over t and calls,
             G = sum_{n,k} (sum_{t,call} g) (sum_{t,call} g)^T.
+    Positions of a sequence that no output depends on do not count.
     """
     n_examples = count(x)
     per_example = [layer_calls(model, module, x, n, lam) for n in range(n_examples)]
@@ -71,9 +73,12 @@ def kron_factors(model: nn.Module, module: nn.Module, x: Inputs, lam: Tensor, mo
         d, o = weight_matrices(module)[group].shape[1], weight_matrices(module)[group].shape[0]
         a_sum, g_sum = torch.zeros(d, d, dtype=lam.dtype), torch.zeros(o, o, dtype=lam.dtype)
         terms = 0
-        for calls in per_example:
+        for n, calls in enumerate(per_example):
+            counts = torch.tensor([flag for call in counted(model, module, x, n) for flag in call])
             a = torch.cat([a for a, _ in calls[group]], dim=0)  # [T of all calls, D]
             g = torch.cat([g for _, g in calls[group]], dim=1)  # [C, T of all calls, O]
+            if isinstance(module, nn.Linear):
+                a, g = a[counts], g[:, counts]
             if mode == "reduce":
                 a, g = a.mean(dim=0, keepdim=True), g.sum(dim=1, keepdim=True)
             elif mode != "expand":

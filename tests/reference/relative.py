@@ -13,25 +13,32 @@ from torch import Tensor, nn
 
 from .curvature import Inputs, count, output
 from .patches import CONVS, TRANSPOSED, group_count, layer_rows, weight_matrices
+from .positions import counted
 
 NU = 0.01
 
 
 def seen(model: nn.Module, module: nn.Module, x: Inputs) -> tuple[list[Tensor], bool]:
-    """Per group all rows a [R, D] that the module multiplied (without the 1), and whether parameters moved them."""
+    """Per group all rows a [R, D] that count (without the 1), and whether parameters moved them."""
     rows: list[list[Tensor]] = [[] for _ in range(group_count(module))]
-    touched = False
+    touched, example, call = False, 0, 0
 
     def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], z: Tensor) -> None:
-        nonlocal touched
+        nonlocal touched, call
         a_in = args[0] if args else kwargs["input"]
         touched = touched or a_in.requires_grad
         for group, (a, _, _) in enumerate(layer_rows(module, a_in.detach(), z.detach(), z.detach()[None])):
-            rows[group].append(a if module.bias is None else a[:, :-1])
+            a = a if module.bias is None else a[:, :-1]
+            if isinstance(module, nn.Linear):
+                a = a[torch.tensor(counts[example][call])]
+            rows[group].append(a)
+        call += 1
 
+    counts = [counted(model, module, x, n) for n in range(count(x))]
     handle = module.register_forward_hook(hook, with_kwargs=True)
     try:
         for n in range(count(x)):
+            example, call = n, 0
             output(model, x, n)
     finally:
         handle.remove()

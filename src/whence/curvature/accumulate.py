@@ -94,6 +94,7 @@ class KroneckerAccumulator(Accumulator):
         self.a = torch.zeros(a_shape, dtype=dtype, device=like.device)
         self.g = torch.zeros(g_shape, dtype=dtype, device=like.device)
         self.count = torch.zeros(pairs, dtype=torch.float64)  # known without the device
+        self.live = torch.zeros(pairs, dtype=torch.float64, device=like.device)  # positions that were found to count
 
     def inputs(self, recording: Recording) -> None:
         if not self.reduce:
@@ -104,9 +105,11 @@ class KroneckerAccumulator(Accumulator):
         for pairs, a in recording.block_inputs(self.block):
             by_pairs[pairs.start, pairs.stop].append(a)
         for (start, stop), seen in by_pairs.items():
-            mean = torch.stack([a.summed() for a in seen]).sum(0) / sum(a.positions for a in seen)  # [E, N, D]
+            number = sum(a.rows_of_examples for a in seen)  # of one example, [N, 1]
+            number = number.clamp(min=1) if isinstance(number, Tensor) else number
+            mean = torch.stack([a.summed() for a in seen]).sum(0) / number  # [E, N, D]
             sums.add(slice(start, stop), mean.square().sum(1) if thin else gram(mean), recording.size)
-        sums.into(self.a, self.count)
+        sums.into(self.a, self.count, self.live)
 
     def _expanded_inputs(self, recording: Recording) -> None:
         thin, sums = self.block.thin_inputs, Contributions()
@@ -119,8 +122,8 @@ class KroneckerAccumulator(Accumulator):
                 a.add_gram(sums.part(pairs, self.a, a.rows))
             else:  # nothing is made after it, so that it needs no copy of the sum
                 a.add_gram(self.a[pairs])
-                self.count[pairs] += a.rows
-        sums.into(self.a, self.count)
+                (self.live if isinstance(a.rows, Tensor) else self.count)[pairs] += a.rows
+        sums.into(self.a, self.count, self.live)
 
     def gradients(self, grads: Gradients) -> None:
         sums = Contributions()
@@ -149,7 +152,7 @@ class KroneckerAccumulator(Accumulator):
 
     def result(self) -> Structure:
         a = self.a if self.block.thin_inputs else mirrored(self.a)
-        return Kronecker(a, self.g, self.count.to(self.a.device))
+        return Kronecker(a, self.g, self.count.to(self.a.device) + self.live)
 
 
 class Contributions:
@@ -158,25 +161,35 @@ class Contributions:
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], Tensor] = {}
         self.rows: dict[tuple[int, int], int] = defaultdict(int)
+        self.live: dict[tuple[int, int], Tensor] = {}  # rows that the device has counted
 
-    def add(self, pairs: slice, part: Tensor, rows: int = 0) -> None:
+    def add(self, pairs: slice, part: Tensor, rows: int | Tensor = 0) -> None:
         key = (pairs.start, pairs.stop)
         self.parts[key] = self.parts[key].add_(part) if key in self.parts else part
-        self.rows[key] += rows
+        self._count(key, rows)
 
-    def part(self, pairs: slice, like: Tensor, rows: int) -> Tensor:
+    def _count(self, key: tuple[int, int], rows: int | Tensor) -> None:
+        if isinstance(rows, Tensor):
+            self.live[key] = self.live[key] + rows if key in self.live else rows
+        else:
+            self.rows[key] += rows
+
+    def part(self, pairs: slice, like: Tensor, rows: int | Tensor) -> Tensor:
         """The sum so far, to be added to in place."""
         key = (pairs.start, pairs.stop)
         if key not in self.parts:
             self.parts[key] = torch.zeros_like(like[pairs])
-        self.rows[key] += rows
+        self._count(key, rows)
         return self.parts[key]
 
-    def into(self, total: Tensor, count: Tensor | None = None) -> None:
-        for (start, stop), part in self.parts.items():
-            total[start:stop] += part
+    def into(self, total: Tensor, count: Tensor | None = None, live: Tensor | None = None) -> None:
+        for key, part in self.parts.items():
+            pairs = slice(*key)
+            total[pairs] += part
             if count is not None:
-                count[start:stop] += self.rows[start, stop]
+                count[pairs] += self.rows[key]
+            if live is not None and key in self.live:
+                live[pairs] += self.live[key]
 
 
 class DiagonalAccumulator(Accumulator):

@@ -21,19 +21,29 @@ class Affine:
     x: Tensor  # [E, N, T, D]
     weight: bool = True
     bias: bool = False
+    live: Tensor | None = None  # which positions count in sums over them, [N, T]; None for all
 
     @property
     def positions(self) -> int:
         return self.x.shape[2]
 
     @property
-    def rows(self) -> int:
-        """Number of (example, position) pairs."""
-        return self.x.shape[1] * self.x.shape[2]
+    def rows(self) -> int | Tensor:
+        """Number of (example, position) pairs that count."""
+        return self.x.shape[1] * self.x.shape[2] if self.live is None else self.live.sum()
+
+    @property
+    def rows_of_examples(self) -> int | Tensor:
+        """The same for each example, [N, 1]."""
+        return self.x.shape[2] if self.live is None else self.live.sum(1, keepdim=True)
 
     def take(self, which: slice) -> Affine:
         """Some examples."""
-        return replace(self, x=self.x[:, which])
+        return replace(self, x=self.x[:, which], live=None if self.live is None else self.live[which])
+
+    def counted(self) -> Tensor:
+        """x with zeros at positions that do not count."""
+        return self.x if self.live is None else self.x * self.live.unsqueeze(-1).to(self.x.dtype)
 
     def dense(self) -> Tensor:
         """[E, N, T, D (+ 1)]."""
@@ -46,20 +56,21 @@ class Affine:
         """Σ a aᵀ, [E, D (+ 1), D (+ 1)], of which the upper triangle is meant."""
         if not self.weight:
             dtype = torch.promote_types(self.x.dtype, torch.float32)
-            return self.x.new_full((self.x.shape[0], 1, 1), self.rows, dtype=dtype)
-        if self.bias and self.x.is_cuda and not self._fast_alone(coarse):
+            return self.x.new_ones((self.x.shape[0], 1, 1), dtype=dtype) * self.rows
+        if self.live is None and self.bias and self.x.is_cuda and not self._fast_alone(coarse):
             return gram_of_positions(self.dense(), coarse)  # two launches
         if self.adds_in_place:
             size = self.x.shape[-1] + self.bias
             out = self.x.new_zeros(1, size, size)
             self.add_gram(out)
             return out
-        inner = gram_of_positions(self.x, coarse)
+        x = self.counted()
+        inner = gram_of_positions(x, coarse)
         if not self.bias:
             return inner
         size = inner.shape[-1]
         out = inner.new_empty(inner.shape[0], size + 1, size + 1)
-        flat = self.x.flatten(1, 2)  # [E, N · T, D]
+        flat = x.flatten(1, 2)  # [E, N · T, D]
         narrow = flat.dtype != inner.dtype
         sums = flat.sum(1, dtype=inner.dtype) if narrow else (flat.new_ones(1, flat.shape[1]) @ flat).squeeze(1)
         out[:, :size, :size] = inner
@@ -71,7 +82,7 @@ class Affine:
     def _fast_alone(self, coarse: bool) -> bool:
         """Whether tensor cores multiply x: a width made odd by the 1 costs them most of their speed."""
         return is_narrow(self.x) or (
-            coarse and len(self.x) == 1 and split.gram_pays(self.x, self.rows, self.x.shape[-1])
+            coarse and len(self.x) == 1 and split.gram_pays(self.x, self.x[0, ..., 0].numel(), self.x.shape[-1])
         )
 
     @property
@@ -81,7 +92,7 @@ class Affine:
 
     def add_gram(self, out: Tensor) -> None:
         """Add the upper triangle of :meth:`gram` to ``out`` [1, D (+ 1), D (+ 1)]."""
-        flat = self.x[0].flatten(0, 1)  # [N · T, D]
+        flat = self.counted()[0].flatten(0, 1)  # [N · T, D]
         if not (flat.is_contiguous() or flat.mT.is_contiguous()):
             flat = flat.contiguous()  # now, while nothing has been added: products would copy it, each for itself
         size = flat.shape[1]
@@ -92,16 +103,16 @@ class Affine:
 
     def squares(self) -> Tensor:
         """The diagonal of :meth:`gram`, [E, D (+ 1)]."""
-        inner = squares_of_positions(self.x)
-        count = inner.new_full((self.x.shape[0], 1), self.rows)
+        inner = squares_of_positions(self.counted())
+        count = inner.new_ones((self.x.shape[0], 1)) * self.rows
         if not self.weight:
             return count
         return torch.cat([inner, count], dim=-1) if self.bias else inner
 
     def summed(self) -> Tensor:
         """Σ_t a, [E, N, D (+ 1)]."""
-        total = self.x.sum(2)
-        count = total.new_full((*total.shape[:-1], 1), self.positions)
+        total = self.counted().sum(2)
+        count = total.new_ones((*total.shape[:-1], 1)) * self.rows_of_examples
         if not self.weight:
             return count
         return torch.cat([total, count], dim=-1) if self.bias else total
@@ -126,7 +137,7 @@ class Affine:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def add_the_one(out: Tensor, sums: Tensor, rows: int) -> None:
+def add_the_one(out: Tensor, sums: Tensor, rows: int | Tensor) -> None:
     """Add what the appended 1 gives to Σ a aᵀ [D + 1, D + 1]: Σ x beside, and the number of rows in the corner."""
     out[:-1, -1] += sums
     out[-1, :-1] += sums

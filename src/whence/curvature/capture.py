@@ -59,6 +59,17 @@ class Use:
         return type(self.rule).__name__, self.weight, self.bias, self.nth
 
 
+MAXIMA = {
+    torch.max,
+    torch.amax,
+    torch.Tensor.max,
+    torch.Tensor.amax,
+    torch.maximum,
+    F.max_pool1d,
+    F.adaptive_max_pool1d,
+}  # of entries of which some take no part in the result
+
+
 class Recorder(TorchFunctionMode):
     """Collects the uses of a network's selected parameters."""
 
@@ -68,6 +79,7 @@ class Recorder(TorchFunctionMode):
         self.uses: list[Use] = []
         self.counts: dict[Any, int] = {}
         self.recurrent: list[RecurrentCall] = []
+        self.maxima = False  # whether a maximum was taken
         self.looked_up: dict[int, tuple[Tensor, int]] = {}  # rows of embeddings, and their place among the uses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,6 +95,8 @@ class Recorder(TorchFunctionMode):
             self._record_sum(out, args, kwargs)
         elif func in SEQUENCES or func in CELLS:
             self.recurrent.append(RecurrentCall(func, args))
+        elif func in MAXIMA:
+            self.maxima = True
         return out
 
     def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -152,6 +166,7 @@ class Pass:
     outputs: Tensor
     uses: list[Use]
     recurrent: list[RecurrentCall]
+    maxima: bool = False  # whether a maximum was taken
 
     def backward(self, columns: Tensor, which: Sequence[int], create_graph: bool = False) -> list[Tensor]:
         """Gradients of ⟨columns[k], outputs⟩ at the outputs of the uses ``which``: [K, *use.shape] each."""
@@ -223,11 +238,11 @@ def _vmapped(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: di
     return [next(found) if there else None for there in used]
 
 
-def forward(network: Network, inputs: Inputs, fused: bool = False) -> Pass:
+def forward(network: Network, inputs: Inputs, fused: bool = False, recorder: Recorder | None = None) -> Pass:
     """Run the network once, recording the uses of its selected parameters."""
-    recorder = Recorder(network)
+    recorder = recorder or Recorder(network)
     with differentiable(network, fused), recorder:
         outputs = network(inputs)
     if outputs.dim() == 0:
         raise BadData("the network returns a single number, not one output for each example.")
-    return Pass(network, outputs, recorder.uses, recorder.recurrent)
+    return Pass(network, outputs, recorder.uses, recorder.recurrent, recorder.maxima)

@@ -17,6 +17,7 @@ from whence.curvature.jacobian import widened
 from whence.curvature.memory import Room, within
 from whence.curvature.passes import Passes
 from whence.curvature.plan import Plan
+from whence.curvature.positions import find_live, has_sequences, probe
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.sweep import Piece, relevant
 from whence.errors import TooLarge, UnsupportedLayer
@@ -97,6 +98,11 @@ class _Second:
         if piece.inputs == len(self.signals):
             return
         recording = self.plan.record(piece.batch.inputs, len(piece.rows))
+        if has_sequences(recording):
+            outputs = recording.outputs.detach()
+            targets = self.likelihood.check(outputs, piece.batch.targets, piece.batch.index)
+            column = probe(recording, self.likelihood, targets)
+            find_live(recording, recording.differentiate(column), column)
         for sums in self.signals[piece.inputs :]:
             sums.inputs(recording)
             piece.inputs += 1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, take
+from whence.curvature.added import AddedRule
 from whence.curvature.affine import Affine, times
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block, MatrixForm
@@ -22,7 +23,7 @@ from whence.curvature.layout import Inspection, Layout, lead_dims
 from whence.curvature.layout import widened as widened
 from whence.curvature.lines import Lines
 from whence.curvature.rows import summed_at_first, use_rows
-from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule
+from whence.curvature.rules import ConvRule, EmbeddingRule, LinearRule, MatrixRule, Rule, TrailingRule
 from whence.linalg.dense import is_narrow
 
 if TYPE_CHECKING:
@@ -74,7 +75,18 @@ class CalledUse:
     ) -> None:
         self.use, self.size, self.keep_graph, self.autocast = use, size, keep_graph, autocast
         self.layout = inspection.layouts[use.key]
+        self.live: Tensor | None = None  # which positions count, [N, T]; None for all
         self._features: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        rule = self.use.rule
+        if isinstance(rule, AddedRule):
+            own = math.prod(size for d, size in enumerate(self.use.shape) if d not in rule.repeated)
+        else:
+            own = math.prod(self.use.shape[-(rule.dims if isinstance(rule, TrailingRule) else 1) :])
+        return self.use.shape.numel() // max(own * self.size, 1)
 
     @property
     def features(self) -> Tensor:
@@ -91,7 +103,7 @@ class CalledUse:
         With each: whether it is the last.
         """
         for x, last in self._pieces(form):
-            yield x if isinstance(x, (Windows, Lines)) else Affine(x, bool(form.inputs), form.bias), last
+            yield x if isinstance(x, (Windows, Lines)) else Affine(x, bool(form.inputs), form.bias, self.live), last
 
     def _pieces(self, form: MatrixForm) -> Iterator[tuple[Tensor | Windows | Lines, bool]]:
         rule = self.use.rule
@@ -209,7 +221,7 @@ class Recording:
 
 def affine(called: CalledUse, form: MatrixForm) -> Affine:
     """The inputs of a call as its block sees them."""
-    return Affine(called.features, bool(form.inputs), form.bias)
+    return Affine(called.features, bool(form.inputs), form.bias, called.live)
 
 
 class Gradients:

@@ -184,12 +184,19 @@ def _parts(block: Block, kind: Kind, recording: Recording) -> Iterator[tuple[Any
             if isinstance(rule, EmbeddingRule):
                 yield _looked_up(called, rule, block)
         elif isinstance(rule, AddedRule):
-            spread = rule.gradient(rule.x.detach().expand(called.use.shape).unsqueeze(0))[0]  # [*repeated, F]
-            yield slice(None), _squares(spread.reshape(1, -1, spread.shape[-1]))[0].double(), spread[..., 0].numel()
+            x = rule.x.detach().expand(called.use.shape).unsqueeze(0)
+            yield slice(None), *_of_features(called.gradient(x)[0], called.live)
         else:
             features = called.features if kind == "affine" else _scaled(called, recording)
-            flat = features.reshape(1, -1, features.shape[-1])
-            yield slice(None), _squares(flat)[0].double(), flat.shape[1]
+            yield slice(None), *_of_features(features, called.live)
+
+
+def _of_features(features: Tensor, live: Tensor | None) -> tuple[Tensor, Any]:
+    """Σ x² [F] over the positions that count of features [N, T, F], and their number."""
+    if live is None:
+        return _squares(features.flatten(0, 1).unsqueeze(0))[0].double(), features.shape[0] * features.shape[1]
+    counted = features * live.unsqueeze(-1).to(features.dtype)
+    return _squares(counted.flatten(0, 1).unsqueeze(0))[0].double(), live.sum()
 
 
 def _squares(rows: Tensor) -> Tensor:
@@ -208,6 +215,9 @@ def channel_squares(called: CalledUse) -> tuple[Tensor, Any]:
         squares = seen.flatten(1).sum(1) / int(torch.Size(rule.kernel).numel())
         positions = called.use.shape[2:] if len(called.use.shape) == len(rule.kernel) + 2 else called.use.shape[1:]
         return squares.reshape(rule.pairs, -1), len(x) * int(torch.Size(positions).numel())
+    if called.live is not None:
+        squares, terms = _of_features(called.features[0], called.live)
+        return squares.unsqueeze(0), terms
     flat = rule.features().detach().flatten(1, -2) if x.dim() > 1 else x.reshape(1, 1, -1)
     return _squares(flat), flat.shape[1]
 
@@ -271,6 +281,8 @@ def _looked_up(called: CalledUse, rule: EmbeddingRule, block: Block) -> tuple[sl
     counted = torch.ones_like(ids, dtype=torch.float64)
     if rule.padding_index is not None:
         counted = (ids != rule.padding_index).double()
+    if called.live is not None:
+        counted = counted * called.live.flatten()
     found = torch.zeros(block.params[0].shape[0], dtype=torch.float64, device=ids.device)
     return slice(None), found.index_add_(0, ids, counted), counted.sum()
 

@@ -17,12 +17,13 @@ from whence.checks import Watch
 from whence.curvature import graphs
 from whence.curvature.accumulate import Accumulator, InputSums
 from whence.curvature.checkpoint import Kept
-from whence.curvature.columns import columns_for
-from whence.curvature.jacobian import Recording, budget, widened
+from whence.curvature.columns import Columns, columns_for
+from whence.curvature.jacobian import Gradients, Recording, budget, widened
 from whence.curvature.memory import Room, gib, largest, remedy, within
 from whence.curvature.options import Options
 from whence.curvature.passes import Passes
 from whence.curvature.plan import Plan
+from whence.curvature.positions import find_live, has_sequences, probe, reaching
 from whence.curvature.record import FitRecord, Recorder
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
@@ -129,17 +130,38 @@ class Sweep:
             piece.recorded = True
         if not recording.outputs.requires_grad:
             return
+        exact = self.options.curvature == "ggn" and not self.likelihood.fisher_draws
+        direct = exact and all(a.takes_direct for a in self.accumulators) and recording.direct
+        columns = None if direct or not self.accumulators else self._columns(piece, outputs, targets)
+        found = None
+        if piece.inputs < len(self.every_sum) and has_sequences(recording):
+            found = self._find_live(piece, recording, columns, targets)
         for sums in self.every_sum[piece.inputs :]:
             piece.at = f"the inputs of {sums.name}"
             sums.inputs(recording)
             piece.inputs += 1
-        if not self.accumulators:
-            return
-        exact = self.options.curvature == "ggn" and not self.likelihood.fisher_draws
-        if exact and all(accumulator.takes_direct for accumulator in self.accumulators) and recording.direct:
+        if columns is not None:
+            self._sum_columns(piece, recording, columns, found)
+        elif self.accumulators:
             self._sum_directly(piece, recording, targets)
-        else:
-            self._sum_columns(piece, recording, outputs, targets)
+
+    def _columns(self, piece: Piece, outputs: Tensor, targets: Tensor) -> Columns:
+        piece.at, options = "the derivatives of the loss", self.options
+        return columns_for(options.curvature, self.likelihood, outputs, targets, options.draws, piece.rows)
+
+    def _find_live(
+        self, piece: Piece, recording: Recording, columns: Columns | None, targets: Tensor
+    ) -> Gradients | None:
+        """Note which positions of sequences count; the gradients of all columns, where those have shown it."""
+        column, sent = probe(recording, self.likelihood, targets), None
+        if columns is not None and not any(piece.columns) and columns.total <= column_step(recording, self.room):
+            piece.trying = columns.total
+            every = columns.chunk(0, columns.total).to(recording.outputs.dtype)
+            sent = reaching(every, recording, self.likelihood, targets)
+        piece.at = "the backward pass"
+        grads = recording.differentiate(column if sent is None else sent)
+        find_live(recording, grads, column)
+        return None if sent is None else grads
 
     def _sum_directly(self, piece: Piece, recording: Recording, targets: Tensor) -> None:
         for i, accumulator in enumerate(self.accumulators):
@@ -148,16 +170,15 @@ class Sweep:
                 accumulator.direct(recording, self.likelihood, targets)
                 piece.columns[i] = ALL
 
-    def _sum_columns(self, piece: Piece, recording: Recording, outputs: Tensor, targets: Tensor) -> None:
-        piece.at = "the derivatives of the loss"
-        options = self.options
-        columns = columns_for(options.curvature, self.likelihood, outputs, targets, options.draws, piece.rows)
+    def _sum_columns(self, piece: Piece, recording: Recording, columns: Columns, found: Gradients | None) -> None:
         step = column_step(recording, self.room)
         while (start := min(piece.columns, default=columns.total)) < columns.total:
             # Not past where some accumulators have got to and others have not.
             stop = min([start + step, columns.total, *(c for c in piece.columns if c > start)])
             piece.trying, piece.at = stop - start, "the backward pass"
-            grads = recording.differentiate(columns.chunk(start, stop).to(recording.outputs.dtype))
+            whole = found is not None and stop - start == columns.total
+            grads = found if whole else recording.differentiate(columns.chunk(start, stop).to(recording.outputs.dtype))
+            assert grads is not None
             for i, accumulator in enumerate(self.accumulators):
                 if piece.columns[i] < stop:
                     piece.at = f"the gradients of {accumulator.name}"

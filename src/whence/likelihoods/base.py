@@ -26,6 +26,10 @@ class Likelihood(ABC):
         """Which examples have a target that counts, [N]; None for all."""
         return None
 
+    def mask(self, targets: Tensor) -> Tensor | None:
+        """Which checked targets count, [N, M]; None for all."""
+        return None
+
     def flatten(self, outputs: Tensor) -> Tensor:
         """``outputs`` as [N, M, C]."""
         return outputs.reshape(outputs.shape[0], 1, -1)
