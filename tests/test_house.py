@@ -11,9 +11,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "whence"
 ORDER = [
-    "errors", "_version", "randomness", "checks", "batches", "sharded", "functional", "likelihoods", "linalg",
-    "replay", "curvature", "priors", "predictive", "posteriors", "metrics", "robustness", "where", "io", "auditing",
-    "report", "zoo", "cli",
+    "errors", "_version", "randomness", "checks", "batches", "sharded", "copies", "labels", "functional",
+    "likelihoods", "linalg", "replay", "curvature", "priors", "predictive", "posteriors", "metrics", "robustness",
+    "where", "io", "auditing", "report", "zoo", "cli",
 ]  # fmt: skip
 # The one place where two rooms share a wall: projections are of blocks' Gaussians.
 ALLOWED = {("predictive", "posteriors")}

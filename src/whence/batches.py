@@ -18,6 +18,7 @@ from whence.checks import check_finite as check_finite
 from whence.checks import tensors_in as tensors_in
 from whence.errors import BadData, EmptyData
 
+LabelRule = Callable[[Any, Any, bool], tuple[Any, Any]]  # see :mod:`whence.labels`
 Inputs = Any  # Tensor | tuple[Tensor, ...] | Mapping[str, Any]; nested in any way
 
 PAIR_BATCH = 512  # batch size that a bare pair of tensors is cut into
@@ -112,18 +113,24 @@ def is_pair(data: Any) -> bool:
     )
 
 
-def split_batch(batch: Any, index: int) -> tuple[Inputs, Any]:
-    """The (inputs, targets) of what a loader yields: a pair, or a mapping with ``labels``."""
+def split_batch(batch: Any, index: int, rule: LabelRule | None = None) -> tuple[Inputs, Any]:
+    """The (inputs, targets) of what a loader yields: a pair, or a mapping with ``labels``, read as the network's."""
+    inputs, targets, labels = _split(batch, index)
+    return (inputs, targets) if rule is None else rule(inputs, targets, labels)
+
+
+def _split(batch: Any, index: int) -> tuple[Inputs, Any, bool]:
+    """Inputs, targets, and whether those were the labels of a mapping."""
     if isinstance(batch, Mapping):
         for key in ("labels", "label", "targets", "target"):
             if key in batch:
-                return {k: v for k, v in batch.items() if k != key}, batch[key]
+                return {k: v for k, v in batch.items() if k != key}, batch[key], True
         raise BadData(
             f"batch {index} is a mapping without 'labels' (it has {sorted(map(str, batch))}). "
             "Yield (inputs, targets), or add the targets under 'labels'."
         )
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
+        return batch[0], batch[1], False
     kind = f"{type(batch).__name__} of length {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
     raise BadData(f"batch {index} is a {kind}. A batch is (inputs, targets), or a mapping with 'labels'.")
 
@@ -138,9 +145,16 @@ def cut(inputs: Inputs, size: int) -> Iterator[Inputs]:
 class Data:
     """A data set as whence reads it: checked batches on one device, as many passes as it can give."""
 
-    def __init__(self, source: Any, device: torch.device, dtype: torch.dtype, name: str = "data") -> None:
+    def __init__(
+        self,
+        source: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        name: str = "data",
+        rule: LabelRule | None = None,
+    ) -> None:
         source = from_numpy(source)
-        self.source, self.device, self.dtype, self.name = source, device, dtype, name
+        self.source, self.device, self.dtype, self.name, self.rule = source, device, dtype, name, rule
         if is_pair(source):
             inputs, targets = source
             if size_of(inputs) != len(targets):
@@ -182,10 +196,11 @@ class Data:
             inputs, targets = self.source
             for start in range(0, len(targets), PAIR_BATCH):
                 piece = slice(start, start + PAIR_BATCH)
-                yield take(inputs, piece), targets[piece]
+                pair = take(inputs, piece), targets[piece]
+                yield pair if self.rule is None else self.rule(*pair, False)
         else:
             for index, batch in enumerate(self.source):
-                yield split_batch(batch, index)
+                yield split_batch(batch, index, self.rule)
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: Batch | None = None  # for its counts, which a GPU sends while the batch before is summed
@@ -272,13 +287,15 @@ def joined(pieces: Iterable[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(found, dim=dim)
 
 
-def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int) -> Iterator[Inputs]:
+def as_inputs(
+    x: Any, device: torch.device, dtype: torch.dtype, batch_size: int, rule: LabelRule | None = None
+) -> Iterator[Inputs]:
     """Pieces of what ``predict`` takes: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
     x = from_numpy(x)
     if is_inputs(x):
-        pieces: Iterable[Inputs] = [inputs_of(x) if isinstance(x, Mapping) else x]
+        pieces: Iterable[Inputs] = [inputs_of(x, rule) if isinstance(x, Mapping) else x]
     elif isinstance(x, Iterable):
-        pieces = (inputs_of(batch) for batch in x)
+        pieces = (inputs_of(batch, rule) for batch in x)
     else:
         raise BadData(f"cannot predict for a {type(x).__name__}; pass inputs or a loader.")
     index, seen = -1, 0
@@ -291,8 +308,10 @@ def as_inputs(x: Any, device: torch.device, dtype: torch.dtype, batch_size: int)
         raise BadData("there is no input to predict for: it is empty.")
 
 
-def inputs_of(batch: Any) -> Inputs:
+def inputs_of(batch: Any, rule: LabelRule | None = None) -> Inputs:
     """The inputs of what a loader yields, with or without targets."""
+    if rule is not None and isinstance(batch, Mapping) and "labels" in batch:
+        return split_batch(batch, 0, rule)[0]
     if isinstance(batch, Mapping):
         return {k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")}
     if isinstance(batch, (tuple, list)):

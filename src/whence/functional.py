@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from whence.batches import Inputs
-from whence.errors import BadData, UnsupportedLayer, WhenceError
-from whence.sharded import gathered, is_sharded
+from whence.batches import Data, Inputs, as_inputs
+from whence.copies import clear_caches, copy_module, find_caches, unwrap
+from whence.errors import BadData, UnsupportedLayer
+from whence.labels import label_rule
 
 EXTRA = "_extra_state"  # torch's name, in a state, of what ``get_extra_state`` gives
 OBJECT = "_whence_returns_object"  # on the private copy of a module
@@ -65,6 +68,14 @@ class Network:
         network.hash = weights_hash(network.module)
         return network
 
+    def read(self, data: Any, name: str = "data") -> Data:
+        """Data as this network takes them."""
+        return Data(data, self.device, self.dtype, name, label_rule(self.module))
+
+    def pieces(self, x: Any, batch_size: int) -> Iterator[Inputs]:
+        """What ``predict`` takes, in pieces as this network takes them."""
+        return as_inputs(x, self.device, self.dtype, batch_size, label_rule(self.module))
+
     def overwrite(self, values: Mapping[str, Tensor]) -> None:
         """Give parameters other values; the hash stays."""
         with torch.no_grad():
@@ -93,6 +104,11 @@ class Network:
         floats = (p.dtype for p in self.params.values() if p.is_floating_point())
         return next(floats, torch.get_default_dtype())
 
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of its type, where it is."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
     def select(self, names: list[str] | tuple[str, ...]) -> None:
         """Make exactly these parameters require gradients (on the copy)."""
         chosen = set(names)
@@ -107,7 +123,7 @@ class Network:
     def __call__(self, inputs: Inputs) -> Tensor:
         args, kwargs = arguments(inputs)
         try:
-            with self.precision():
+            with self.forward_pass():
                 output = self.module(*args, **kwargs)
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
@@ -121,8 +137,8 @@ class Network:
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
         args, kwargs = arguments(inputs)
-        with self.precision():
-            output = torch.func.functional_call(self.module, dict(params), args, kwargs)
+        with self.forward_pass():
+            output = call_with(self.module, params, args, kwargs)
         if not isinstance(output, Tensor):
             self.returns_object = True
         return output_tensor(output)
@@ -134,15 +150,88 @@ class Network:
         moved.hash, moved.autocast = self.hash, self.autocast
         return moved
 
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def forward_pass(self) -> Iterator[None]:
         """The context of a forward pass. Nothing is cached: a cast weight would keep a graph that is used up."""
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+        with contextlib.ExitStack() as stack:
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, self.autocast, cache_enabled=False))
+            if self.device.type == "cpu" and has_batch_norm(self.module):
+                stack.enter_context(ContiguousGradients())
+            clear_caches(self.module)
+            try:
+                yield
+            finally:
+                clear_caches(self.module)
+
+    def find_caches(self, inputs: Inputs) -> None:
+        """Find what forward passes keep in the modules, so that each computes it from its own weights."""
+        find_caches(self.module, lambda: self(inputs))
 
 
 def _is(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
+
+
+class ContiguousGradients(TorchFunctionMode):
+    """Batch normalisation gets contiguous gradients.
+
+    On a CPU torch's kernel for evaluation mode takes those of a single example for contiguous, whatever their strides.
+    (Under functional transforms it does not.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        alone = func in BATCH_NORM and out.requires_grad and len(out) == 1
+        if alone and not torch._C._functorch.is_functorch_wrapped_tensor(out):
+            out.register_hook(torch.Tensor.contiguous)
+        return out
+
+
+BATCH_NORM = {F.batch_norm, torch.batch_norm}
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether it has running statistics."""
+    if module not in _known_norms:
+        _known_norms[module] = any(name.rpartition(".")[2] == "running_var" for name, _ in module.named_buffers())
+    return _known_norms[module]
+
+
+_known_norms: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def call_with(
+    module: nn.Module, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """``module(*args, **kwargs)`` with other values for some of its parameters and buffers, which stay as they are.
+
+    A tied parameter gets its value in every module that has it, once: torch would take it twice from a module that is
+    known under two names, and leave the new value behind.
+    """
+    places = _places(module)
+    given = {place: value for name, value in values.items() for place in places.get(name, (name,))}
+    clear_caches(module)
+    try:
+        return torch.func.functional_call(module, given, args, dict(kwargs or {}), tie_weights=False)
+    finally:
+        clear_caches(module)
+
+
+_known_places: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[str, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _places(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Where a tensor that is known by a name has to be put: one name for each module that holds it."""
+    if module not in _known_places:
+        held: dict[int, list[str]] = {}
+        for prefix, part in module.named_modules():  # each module once
+            for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+                if tensor is not None:
+                    held.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+        every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        _known_places[module] = {name: tuple(held[id(tensor)]) for name, tensor in every}
+    return _known_places[module]
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -156,43 +245,6 @@ def weights_hash(module: nn.Module) -> str:
         value = value.to(torch.float32) if value.is_floating_point() else value
         digest.update(value.view(-1).numpy().data)
     return digest.hexdigest()
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The plain module inside torch.compile, DataParallel and DistributedDataParallel wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
-
-
-def copy_module(model: nn.Module) -> nn.Module:
-    """A deep copy that also copes with computed tensors kept as attributes (old-style weight norm), and with shards."""
-    memo: dict[int, Any] = {}
-    if is_sharded(model):
-        model = gathered(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedLayer("a scripted module hides its layers; pass the nn.Module that it was scripted from.")
-    for part in model.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise WhenceError(
-            f"the model could not be copied ({type(error).__name__}: {error}). whence works on a copy so that "
-            "yours stays as it is; remove what cannot be deep-copied (open files, locks, generators) from it."
-        ) from error
-    for p in copied.parameters():
-        p.grad = None
-    for part in copied.modules():  # hooks that watch or change gradients in training have no part in the posterior
-        part._backward_hooks.clear()
-        part._backward_pre_hooks.clear()
-    return copied
 
 
 def tensors_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
@@ -217,6 +269,19 @@ def refuse_batch_statistics(network: Network) -> None:
                 "(track_running_stats=False), so examples are not independent. Give it running statistics, or replace "
                 "it by group normalisation."
             )
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, in which more is forbidden than outside."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def described(inputs: Inputs) -> str:
+    """Shapes and types, as they reach the network."""
+    args, kwargs = arguments(inputs)
+    named = [("", value) for value in args] + [(f"{key}=", value) for key, value in kwargs.items()]
+    parts = [f"{key}{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for key, v in named if isinstance(v, Tensor)]
+    return f"({', '.join(parts)})"
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -27,7 +27,7 @@ from whence.auditing.steps import Bar, kept_notices, now
 from whence.auditing.subject import Subject
 from whence.auditing.tables import answers, layers, pruning, sensitivity
 from whence.auditing.verdict import verdict
-from whence.batches import Data, tensors_in
+from whence.batches import tensors_in
 from whence.errors import BadData, BadOption, Notice, WhenceError, one_of
 from whence.functional import Network
 from whence.likelihoods import resolve
@@ -228,7 +228,7 @@ class _Fit:
             raise BadOption("likelihood= is needed: 'classification', 'binary', 'regression', or a whence.Likelihood.")
         network = Network.snapshot(model)
         network = network if self.device is None else network.to(self.device)
-        data = Data(train, network.device, network.dtype, "train")
+        data = network.read(train, "train")
         data.require_passes(2, "an audit")
         first = next(iter(data))
         try_out(network, first.inputs, "train")

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 import whence
-from whence.batches import Data
 from whence.cli import datasets, outputs, words
 from whence.cli.auditing import load_model
 from whence.cli.voice import Voice
@@ -111,7 +110,7 @@ def _pruned(order: Order, posterior: Laplace, test: datasets.Named | None, voice
         }
         if test is not None:
             steps("scoring on the test data", 0, 0)
-            data = Data(test.source, posterior.network.device, posterior.network.dtype, str(test))
+            data = posterior.network.read(test.source, str(test))
             with torch.no_grad():
                 result["before"] = score(posterior.network.module, data, posterior.likelihood)
                 result["after"] = score(network, data, posterior.likelihood)

@@ -24,7 +24,7 @@ from whence.curvature.attention import attention
 from whence.curvature.recurrent import CELLS, SEQUENCES, RecurrentCall
 from whence.curvature.rules import BINDERS, EmbeddingRule, Rule
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
-from whence.functional import Network, differentiable
+from whence.functional import Network, capturing, differentiable
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def gradients(
             try:
                 return together(outputs, edges, columns, options)
             except RuntimeError as error:
-                if is_out_of_memory(error) or _capturing():
+                if is_out_of_memory(error) or capturing():
                     raise
                 setattr(network, name, False)  # some operation cannot be batched so
     single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
@@ -211,9 +211,9 @@ def gradients(
     return stacked
 
 
-def _capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which more is forbidden than outside."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def densified(g: Tensor) -> Tensor:
+    """A sparse gradient (of an embedding) as a plain tensor."""
+    return g.to_dense() if g.is_sparse else g
 
 
 def _batched(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from whence.curvature.checkpoint import VALUES, Checkpoint, digest, digest_of_ba
 from whence.curvature.distributed import EXAMPLES, Ranks
 from whence.curvature.distributed_data import part_of
 from whence.curvature.fallbacks import say_fallbacks
+from whence.curvature.independence import check_independent, first_outputs
 from whence.curvature.jacobian import widened
 from whence.curvature.options import Options, say_unused_draws, settle
 from whence.curvature.passes import Passes
@@ -35,8 +37,9 @@ from whence.curvature.selection import Selection
 from whence.curvature.signals import Signals, from_kronecker, without_sums
 from whence.curvature.signals import accumulators as accumulators_of_signals
 from whence.curvature.sweep import run
-from whence.errors import BadData, BadFile, EmptyData, NothingSelected, is_out_of_memory, notice
-from whence.functional import Network, differentiable, refuse_batch_statistics
+from whence.errors import BadData, BadFile, EmptyData, NothingSelected
+from whence.functional import Network, refuse_batch_statistics
+from whence.labels import say_if_unshifted
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.ratios import Ratio
 from whence.linalg.structures import Kronecker, Structure
@@ -50,7 +53,6 @@ class HasRatio(Protocol):
 
 PriorOf = Callable[[Plan, Signals], HasRatio]  # the prior of a plan's blocks, from what they saw over the data
 PROBE = 256  # of the first examples that a posterior keeps
-LOOKED_AT = 64  # examples of the first batch whose outputs are looked at
 
 
 def fit(
@@ -79,10 +81,13 @@ def fit(
     batches = Passes(data, part, checkpoint)
     mine, first = first_of_all(batches, ranks)
     refuse_batch_statistics(network)
-    outputs = _first_outputs(network, first.inputs)
+    with contextlib.suppress(Exception):  # a network that fails says so next
+        network.find_caches(take(first.inputs, slice(0, 2)))
+    outputs = first_outputs(network, first.inputs)
     if seed is not None:  # more data for a fit that has said it
         warn_if_probabilities(likelihood, outputs)
-        _warn_if_unsteady(network, first.inputs, outputs)
+        check_independent(network, first.inputs, outputs)
+        say_if_unshifted(take(first.inputs, slice(0, len(outputs))), first.targets[: len(outputs)], outputs)
     options = settle(options, likelihood, outputs)
     if seed is not None:
         say_unused_draws(options, likelihood)
@@ -118,40 +123,6 @@ def fit(
     curvature = replace(curvature, options=same)
     few = slice(0, min(PROBE, size_of(first.inputs)))
     return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
-
-
-def _first_outputs(network: Network, inputs: Any) -> Tensor:
-    """Outputs of some of the first examples; of fewer, where they do not fit."""
-    count = min(LOOKED_AT, size_of(inputs))
-    while True:
-        try:
-            with differentiable(network), torch.no_grad():
-                return network(take(inputs, slice(0, count)))
-        except Exception as error:
-            if not is_out_of_memory(error) or count == 1:
-                raise
-        memory.release(network.device)
-        count //= 2
-
-
-def _warn_if_unsteady(network: Network, inputs: Any, outputs: Tensor) -> None:
-    """Say it if the outputs of an example are others in another batch, or the next time."""
-    half = len(outputs) // 2
-    if not half or not outputs.is_floating_point():
-        return
-    with differentiable(network), torch.no_grad():
-        again = memory.attempt(lambda: network(take(inputs, slice(0, half))))
-    if again is None or again.shape != outputs[:half].shape:
-        return
-    off, size = (again - outputs[:half]).abs().max(), outputs.abs().max()
-    exact = outputs.dtype == torch.float64 and network.autocast is None
-    if bool(off > (1e-8 if exact else 2e-2) * size):
-        notice(
-            f"the outputs of the same examples differ by {float(off / size):.2g} of their size when fewer of them go "
-            "through together. Is something random in evaluation mode (F.dropout without training=self.training), or "
-            "do examples see each other (a mean over the batch, attention without batch_first=True)? Curvature and "
-            "predictions then depend on the batch."
-        )
 
 
 def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
@@ -208,7 +179,7 @@ def _signature(
     ranks: Ranks,
 ) -> dict[str, Any]:
     """What a checkpoint must be of."""
-    like = next(iter(plan.network.params.values()))
+    like = plan.network.like
     return signature_of(
         options,
         **_decisions(plan, options, keep),
@@ -234,7 +205,7 @@ def _compute(
     prior: PriorOf | None,
 ) -> Curvature:
     start = time.perf_counter()
-    like = next(iter(plan.network.params.values()))
+    like = plan.network.like
     joint = options.structure in ("full", "lowrank") or keep is not None
     whole = sum(b.size for b in plan.blocks) if keep is None else len(keep)
     dense = whole if options.structure == "full" or keep is not None else None

@@ -49,7 +49,7 @@ def compute(
         )
     groups = [plan.blocks] if options.structure == "full" or keep is not None else [[b] for b in plan.blocks]
     recorder, room = Recorder(likelihood), Room()
-    like = next(iter(plan.network.params.values()))
+    like = plan.network.like
     dtype = accumulation_dtype(like.dtype)
     sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
     kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})

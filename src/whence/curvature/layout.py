@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, concatenate, size_of, take
-from whence.curvature.capture import Pass, Ref, Use, forward, gradients
+from whence.curvature.capture import Pass, Ref, Use, densified, forward, gradients
 from whence.curvature.memory import attempt, release
 from whence.curvature.rules import EmbeddingRule, MatrixRule
-from whence.errors import BadData
+from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network, differentiable
 from whence.linalg.dense import is_narrow
 
@@ -199,6 +199,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     found = Inspection(uses=seen.uses)
     _find_layouts(found, seen, size)
     _check_gradients(found, seen, network, selected)
+    _check_alone(seen, network, selected, few)
     _find_ends(found, seen, network, few)
     return found
 
@@ -235,7 +236,7 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
     params = [network.params[name] for name in selected]
     with differentiable(network):
         true = gradients(network, seen.outputs, params, probe.unsqueeze(0), False)
-    true = [t if t is None or not t.is_sparse else t.to_dense() for t in true]
+    true = [t if t is None else densified(t) for t in true]
     sums = {name: torch.zeros_like(network.params[name].detach()) for name in selected}
     for use, g in zip(seen.uses, seen.backward(probe.unsqueeze(0), range(len(seen.uses))), strict=True):
         with torch.no_grad():
@@ -255,6 +256,40 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
                 "its gradient is not the sum over the recognised calls"
                 if rebuilt_norm
                 else "no layer rule knows its use"
+            )
+
+
+def _check_alone(seen: Pass, network: Network, selected: list[str], few: Inputs) -> None:
+    """Refuse gradients of one example alone that are not those which it has in a batch: a kernel must be wrong."""
+    try:
+        alone = forward(network, take(few, slice(0, 1)))
+    except Exception:
+        return  # a network that does not take one example, which batches of one will show
+    if alone.outputs.shape != (1, *seen.outputs.shape[1:]) or not alone.outputs.requires_grad:
+        return
+    tolerance = TOLERANCE.get(network.dtype, 5e-2) if network.autocast is None else 5e-2
+    apart, size = (alone.outputs[0] - seen.outputs[0]).norm(), seen.outputs[0].norm()
+    if not bool(apart <= tolerance * size):
+        return  # examples see each other, which is said elsewhere
+    params = [network.params[name] for name in selected]
+    column = probe_like(seen.outputs)
+    first = torch.zeros_like(column)
+    first[0] = column[0]
+    with differentiable(network):
+        one = gradients(network, alone.outputs, params, column[:1].unsqueeze(0), False)
+        many = gradients(network, seen.outputs, params, first.unsqueeze(0), False)
+    pairs = [(n, densified(a[0]), densified(b[0])) for n, a, b in zip(selected, one, many, strict=True)
+             if a is not None and b is not None]  # fmt: skip
+    if not pairs:
+        return
+    rows = torch.stack([torch.stack([b.norm(), (a - b).norm()]).double() for _, a, b in pairs]).tolist()
+    largest = max(norm for norm, _ in rows)
+    for (name, _, _), (norm, off) in zip(pairs, rows, strict=True):
+        if off > 10 * tolerance * (norm + 1e-3 * largest):
+            raise UnsupportedLayer(
+                f"the gradient of {name!r} for one example alone differs from the one that it has in a batch, by "
+                f"{off / max(norm, 1e-300):.2g} of its size, though the outputs are the same: a kernel of this torch "
+                "build is wrong for batches of one. Leave the layers before it out (layers=…), or use another device."
             )
 
 

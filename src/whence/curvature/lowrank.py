@@ -53,7 +53,7 @@ def compute(
     size = sum(b.size for b in plan.blocks)
     rank = min(options.rank, size)
     width = min(rank + OVERSAMPLE, size)
-    like = next(iter(plan.network.params.values()))
+    like = plan.network.like
     dtype = accumulation_dtype(like.dtype)
     ratio = None if ratio is None else ratio.to(like.device, dtype)
     root = None if ratio is None else ratio.root().unsqueeze(1)

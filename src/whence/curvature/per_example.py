@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, size_of, take
-from whence.curvature.capture import gradients
+from whence.curvature.capture import densified, gradients
 from whence.errors import is_out_of_memory
 from whence.functional import Network, differentiable
 
@@ -61,11 +61,6 @@ class PerExample:
                 ]
             )
         return {name: torch.stack([row[i] for row in per_example], 1) for i, name in enumerate(self.names)}
-
-
-def densified(g: Tensor) -> Tensor:
-    """A sparse gradient (of an embedding) as a plain tensor."""
-    return g.to_dense() if g.is_sparse else g
 
 
 def _expand(x: Any) -> Any:

@@ -83,6 +83,7 @@ class Plan:
         if size_of(inputs) < 2 or (thoroughly and self._confirmed):
             return
         inputs = map_tensors(Tensor.detach, inputs)
+        self.network.find_caches(take(inputs, slice(0, 2)))
         if thoroughly:
             self._refuse(inspect(self.network, list(self.network_selected()), inputs).unexplained)
         few = take(inputs, slice(0, CONFIRMED))

@@ -15,7 +15,7 @@ from whence.batches import Inputs, take
 from whence.curvature.blocks import Block
 from whence.curvature.capture import forward
 from whence.curvature.rules import MatrixRule
-from whence.errors import BadOption, NothingSelected, one_of
+from whence.errors import BadOption, NothingSelected, UnsupportedLayer, one_of
 from whence.functional import Network
 
 Layers = None | str | Sequence[str] | Callable[[str, nn.Parameter], bool] | Mapping[str, Tensor] | Tensor
@@ -34,9 +34,10 @@ class Selection(ABC):
 
 
 def trainable(network: Network) -> list[str]:
-    """Parameters that are not frozen."""
+    """Parameters that are not frozen, and not complex."""
     names = [n for n, p in network.params.items() if p.requires_grad and p.is_floating_point()]
     if not names:
+        refuse_complex(network, network.params)
         raise NothingSelected(
             f"all {len(network.params)} parameters are frozen (requires_grad=False), so none can be Bayesian. "
             "Call requires_grad_(True) on those that should be."
@@ -44,10 +45,22 @@ def trainable(network: Network) -> list[str]:
     return names
 
 
+def refuse_complex(network: Network, names: Iterable[str]) -> None:
+    """Complex parameters have no place in a real Gaussian; they are not left out without a word."""
+    found = [n for n in names if network.params[n].is_complex() and network.params[n].requires_grad]
+    if found:
+        raise UnsupportedLayer(
+            f"the parameter {found[0]!r} is complex ({network.params[found[0]].dtype}), and the posterior is over real "
+            "weights. Keep its real and imaginary part as a real parameter and take torch.view_as_complex of it in "
+            "forward, or leave it at its trained value with layers=lambda name, p: not p.is_complex()."
+        )
+
+
 class All(Selection):
     """Every parameter that is not frozen."""
 
     def resolve(self, network: Network, inputs: Inputs) -> list[str]:
+        refuse_complex(network, network.params)
         return trainable(network)
 
 
@@ -81,6 +94,7 @@ class Patterns(Selection):
                 raise NothingSelected(
                     f"the pattern {pattern!r} matches no module. Among its modules: {', '.join(near)}."
                 )
+            refuse_complex(network, matched)
             if not matched & free:
                 raise NothingSelected(
                     f"the pattern {pattern!r} matches frozen parameters only (such as {sorted(matched)[0]!r}); call "
@@ -104,7 +118,10 @@ class Predicate(Selection):
 
     def resolve(self, network: Network, inputs: Inputs) -> list[str]:
         names = trainable(network)
-        chosen = [n for n in names if self.predicate(n, network.params[n])]
+        free = {n: p for n, p in network.params.items() if p.requires_grad}
+        picked = {n for n, p in free.items() if self.predicate(n, p)}
+        refuse_complex(network, picked)
+        chosen = [n for n in names if n in picked]
         if not chosen:
             raise NothingSelected(f"the predicate chose none of the {len(names)} parameters that are not frozen.")
         return chosen
@@ -120,6 +137,7 @@ class Names(Selection):
         missing = [n for n in self.names if n not in network.params]
         if missing:
             raise NothingSelected(f"the network has no parameter {missing[0]!r}.")
+        refuse_complex(network, self.names)
         return [n for n in network.params if n in set(self.names)]
 
 
@@ -138,6 +156,7 @@ class Mask(Selection):
                     f"the mask of {name!r} has shape {list(mask.shape)}, the parameter "
                     f"{list(network.params[name].shape)}."
                 )
+        refuse_complex(network, self.masks)
         chosen = [n for n in network.params if n in self.masks and bool(self.masks[n].any())]
         if not chosen:
             raise NothingSelected("the mask selects no weight.")

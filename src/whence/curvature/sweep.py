@@ -186,7 +186,7 @@ class Sweep:
                     piece.columns[i] = stop
 
     def _too_large(self, piece: Piece) -> str:
-        like = next(iter(self.plan.network.params.values()))
+        like = self.plan.network.like
         most = sorted(piece.layers.items(), key=lambda item: -item[1])[:3]
         layers = "; ".join(f"{name} {gib(size)}" for name, size in most)
         return (

@@ -13,15 +13,19 @@ from whence.likelihoods.base import Likelihood, Task
 
 
 class Categorical(Likelihood):
-    """Softmax over logits. ``class_dim`` is 1 (torch's cross entropy: N × C × …) or −1 (N × … × C)."""
+    """Softmax over logits. ``class_dim`` is 1 (torch's cross entropy: N × C × …) or −1 (N × … × C).
+
+    Where it is not given it is 1, and must be given if outputs N × T × T could be read either way.
+    """
 
     task: Task = "classification"
     uniforms = 1
 
-    def __init__(self, ignore_index: int = -100, class_dim: int = 1) -> None:
-        if class_dim not in (1, -1):
+    def __init__(self, ignore_index: int = -100, class_dim: int | None = None) -> None:
+        if class_dim not in (None, 1, -1):
             raise BadOption(f"class_dim={class_dim} is not 1 (N × C × …) or -1 (N × … × C).")
-        self.ignore_index, self.class_dim = ignore_index, class_dim
+        self.ignore_index, self.class_dim = ignore_index, class_dim or 1
+        self.class_dim_given = class_dim is not None
 
     def spec(self) -> dict[str, Any]:
         return {"name": "Categorical", "ignore_index": self.ignore_index, "class_dim": self.class_dim}
@@ -52,6 +56,12 @@ class Categorical(Likelihood):
             )
         if tuple(targets.shape) == (*last_shape, 1):
             targets = targets.squeeze(-1)
+        square = outputs.dim() == 3 and outputs.shape[1] == outputs.shape[2]
+        if square and targets.dim() == 2 and not self.class_dim_given:
+            raise BadData(
+                f"outputs of shape {list(outputs.shape)} can be N × classes × positions or N × positions × classes. "
+                "Say which: likelihood=whence.Categorical(class_dim=1) or Categorical(class_dim=-1)."
+            )
         if tuple(targets.shape) != tuple(last_shape):
             hint = ""
             if self.class_dim == 1 and tuple(targets.shape) == tuple(outputs.shape[:-1]):

@@ -29,7 +29,7 @@ def covariance(posterior: Laplace) -> Tensor:
     """Σ [P, P], in the order of the network's parameters; zero between blocks, and outside a mask."""
     size = sum(b.size for b in posterior.blocks)
     refuse_dense(size)
-    like = next(iter(posterior.network.params.values()))
+    like = posterior.network.like
     total = torch.zeros(size, size, dtype=like.dtype, device=like.device)
     start = 0
     for gaussian, blocks in posterior.gaussians():

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Data
 from whence.curvature.blocks import MAX_FACTOR
 from whence.curvature.checkpoint import EVERY
 from whence.curvature.columns import Draws
@@ -123,12 +122,12 @@ def laplace(
         network = network.to(device)
     network.autocast = autocast or outer_autocast(network.device)
     if validation is not None:
-        Data(validation, network.device, network.dtype, "validation").require_passes(2, "tuning")
+        network.read(validation, "validation").require_passes(2, "tuning")
         refuse_part(validation, ranks, "validation")
     chosen = selection(layers, network)
     if isinstance(chosen, Mask) and structure != "full":
         raise BadOption(f"a mask holds a full covariance: pass structure='full', not {structure!r}.")
-    loader = Data(data, network.device, network.dtype)
+    loader = network.read(data)
     ranks.check_device(network.device)
     given = {"prior_precision": plain(prior_precision), "prior_mean": plain(prior_mean), "damping": damping}
     given |= {"validation": validation is not None, "checkpoint": checkpoint is not None}

@@ -105,7 +105,7 @@ class Laplace(WeightPosterior):
     def prior_variance(self) -> dict[str, Tensor]:
         """Variance of every weight under the prior, in the parameters' shapes."""
         found = {p.name: self.prior.flat([p]).reciprocal().reshape(p.shape) for b in self.blocks for p in b.params}
-        like = next(iter(self.network.params.values()))
+        like = self.network.like
         return {n: found[n].to(like) for n in self.names()}
 
     def resolved(self, given: Any) -> PriorPrecision:

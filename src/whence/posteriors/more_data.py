@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whence.batches import Data
 from whence.curvature.checkpoint import EVERY
 from whence.curvature.distributed import together
 from whence.curvature.fit import fit
@@ -40,7 +39,7 @@ def update(
     ranks.check_device(network.device)
     seen = posterior.curvature.record.seen
     options = replace(posterior.curvature.options, progress=progress, passes=1, data_size=None, first=seen)
-    loader = Data(data, network.device, network.dtype)
+    loader = network.read(data)
     before = {"the fit so far": posterior.curvature.record.to_dict()}
     ranks.agree(signature(network, data, posterior.likelihood, options) | before, "comparing networks and options")
     chosen = fit(network, loader, posterior.likelihood, same_selection(posterior), options, None, ranks, file)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from whence.batches import Data
 from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
@@ -45,7 +44,7 @@ def tune(
             raise BadOption("the evidence cannot choose the data scale; pass validation data, or leave data_scale out.")
         return _by_evidence(posterior, per_layer)
     network = posterior.network
-    loader = Data(data, network.device, network.dtype, "validation")
+    loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
     if method == "linearised" and len(posterior.record.output_shape) != 1:
         raise BadOption("dense outputs are tuned with method='sampled'.")

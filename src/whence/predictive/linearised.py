@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, as_inputs, check_finite, is_inputs, size_of, take, tensors_in
+from whence.batches import Inputs, check_finite, is_inputs, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
 from whence.curvature.jacobian import Gradients, Recording, budget, widened
 from whence.curvature.memory import Room, attempt, release
@@ -50,7 +50,7 @@ def pieces(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Input
     """The inputs in pieces whose gradients fit the memory budget."""
     plan, all_there = posterior.plan, is_inputs(x)
     step: int | None = None
-    for piece in as_inputs(x, plan.network.device, plan.network.dtype, 2**31):
+    for piece in plan.network.pieces(x, 2**31):
         if step is None:
             plan.confirm(piece, thoroughly=True)
             step = piece_size(posterior, piece, diagonal, all_there)

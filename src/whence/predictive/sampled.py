@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, check_finite, joined, size_of, take
+from whence.batches import Inputs, check_finite, joined, size_of, take
 from whence.curvature.jacobian import budget, widened
 from whence.curvature.memory import Room, attempt, release
 from whence.errors import TooLarge, is_out_of_memory
@@ -48,7 +48,9 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
         return function
 
     def _pieces(self, x: Any) -> Iterator[Inputs]:
-        return as_inputs(x, self.network.device, self.network.dtype, BATCH)
+        for piece in self.network.pieces(x, BATCH):
+            self.network.find_caches(take(piece, slice(0, 2)))
+            yield piece
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs of every draw, [S, N, …]."""
@@ -107,7 +109,7 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
     def _chunk(self, inputs: Inputs) -> int:
         """How many draws go through together."""
         if self._largest is None:
-            few = next(as_inputs(inputs, self.network.device, self.network.dtype, 1))
+            few = next(self.network.pieces(inputs, 1))
             self._largest = largest_activation(self.network, few)
         step = draws_together(self._largest * size_of(inputs), self.network.device)
         return min(step, self._room.columns or step)

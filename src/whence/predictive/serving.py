@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from whence.copies import copy_module
 from whence.errors import NotDefined
-from whence.functional import copy_module, output_tensor
+from whence.functional import output_tensor
 from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from whence.predictive.sampled import WeightDraws
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from whence.batches import Data, from_numpy, is_pair
+from whence.batches import from_numpy, is_pair
 from whence.errors import BadData, BadOption, one_of
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
@@ -173,7 +173,7 @@ def _batches(average: Averaged, data: Any, size: int) -> tuple[int | None, Itera
         if len(x) != len(y):
             raise BadData(f"data: {len(x)} inputs but {len(y)} labels.")
         data = list(zip(x.split(size), y.split(size), strict=True))
-    source = Data(data, network.device, network.dtype)
+    source = network.read(data)
 
     def batches() -> Iterator[tuple[Tensor, Tensor | None]]:
         for batch in source:

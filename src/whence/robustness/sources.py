@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.batches import as_inputs
 from whence.curvature.jacobian import budget
 from whence.functional import Network
 from whence.posteriors.laplace import Laplace
@@ -143,7 +142,7 @@ def bytes_of(network: Network, one: Tensor) -> tuple[int, int]:
     handles = [module.register_forward_hook(note) for module in network.module.modules()]
     try:
         with torch.no_grad():
-            network(next(as_inputs(one, network.device, network.dtype, 1)))
+            network(next(network.pieces(one, 1)))
     finally:
         for handle in handles:
             handle.remove()

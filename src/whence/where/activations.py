@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from whence.batches import as_inputs
 from whence.curvature.blocks import owner_of
 from whence.errors import BadOption
-from whence.functional import arguments
+from whence.functional import arguments, call_with
 from whence.where.tabular import Table
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def activations(
     if num_samples < 2:
         raise BadOption(f"num_samples={num_samples}: a spread needs two draws at least.")
     network = posterior.network
-    inputs = next(iter(as_inputs(x, network.device, network.dtype, MOST)))
+    inputs = next(iter(network.pieces(x, MOST)))
     args, kwargs = arguments(inputs)
     draws = posterior.sample(num_samples, generator=generator)
     modules = layer_modules(posterior)
@@ -74,7 +72,7 @@ def activations(
     squares: dict[str, Tensor] = {}
     for s in range(num_samples):
         with Watch(modules) as watch:
-            functional_call(network.module, {name: values[s] for name, values in draws.items()}, args, kwargs)
+            call_with(network.module, {name: values[s] for name, values in draws.items()}, args, kwargs)
         for name, value in watch.seen.items():
             value = value.double()
             sums[name] = sums[name] + value if name in sums else value

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.functional import Network, copy_module
+from whence.copies import copy_module
+from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.predictive.sampled import WeightDraws
 from whence.priors import Relative

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from whence.copies import copy_module, unwrap
 from whence.errors import BadData, UnsupportedLayer, notice
-from whence.functional import copy_module, unwrap
 from whence.where.channel_flow import Flow, Flows, follow, uneven
 from whence.where.wiring import TRANSPOSED, by_unit, trace, units_of
 

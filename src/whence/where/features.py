@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Batch, Data, Inputs, as_inputs, from_numpy, is_pair, size_of
+from whence.batches import Batch, Inputs, as_inputs, from_numpy, is_pair, size_of
 from whence.errors import BadData, NotDefined
 from whence.functional import fused_attention_off
 
@@ -57,7 +57,7 @@ def features_of(posterior: Laplace, data: Any, *, targets: bool = False) -> Feat
 def _pieces(posterior: Laplace, data: Any, targets: bool) -> Iterator[Inputs | Batch]:
     network = posterior.network
     if targets:
-        yield from Data(data, network.device, network.dtype, "train")
+        yield from network.read(data, "train")
         return
     yield from as_inputs(bare(data), network.device, network.dtype, BATCH)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from whence.copies import copy_module
 from whence.curvature.blocks import owner_of
 from whence.curvature.selection import Layers
 from whence.errors import BadOption, NothingSelected, UnsupportedLayer, notice, one_of
-from whence.functional import copy_module
 from whence.posteriors.base import WeightPosterior
 from whence.where.by_draws import at_mean
 from whence.where.pruning_scores import CRITERIA, prunable, scores, unit_scores

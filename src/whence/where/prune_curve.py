@@ -103,7 +103,7 @@ def prune_curve(
         raise BadOption("there is no row to compute: fractions and by need at least one entry each.")
     plan = PruningPlan.make(posterior, units, layers)
     criteria = list(criteria_of(posterior)) if by is None else [check_criterion(posterior, name) for name in criteria]
-    data = Data(test, posterior.network.device, posterior.network.dtype, "test")
+    data = posterior.network.read(test, "test")
     data.require_passes(len(asked) * len(criteria), "the curve")
     total = sum(p.numel() for p in posterior.network.params.values())
     rows: list[PruneRow] = []

@@ -30,7 +30,7 @@ def slices(posterior: Laplace, data: Any, steps: Sequence[float] = STEPS, seed: 
     Where the two part inside the range that the posterior thinks plausible, it is not Gaussian.
     """
     network = posterior.network
-    loader = Data(data, network.device, network.dtype, "data")
+    loader = network.read(data, "data")
     loader.require_passes(2, "slices")
     if not steps:
         raise BadOption("slices need steps; leave them out for −3 to 3 standard deviations.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whence.batches import PAIR_BATCH, Inputs, as_inputs, size_of
+from whence.batches import PAIR_BATCH, Inputs, size_of
 from whence.predictive import linearised
 from whence.predictive.dispatch import LINK_POINTS
 from whence.predictive.links import predict_gaussian
@@ -109,7 +109,7 @@ def _loss(posterior: Laplace, inputs: Inputs, targets: Tensor | None) -> float |
         return None
     with torch.no_grad():
         network = posterior.network
-        pieces = as_inputs(inputs, network.device, network.dtype, PAIR_BATCH)
+        pieces = network.pieces(inputs, PAIR_BATCH)
         outputs, targets = torch.cat([network(piece) for piece in pieces]), targets.to(network.device)
         counted = posterior.likelihood.counts(targets)
         if counted is not None and len(counted) == len(outputs) and not bool(counted.all()):

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, joined, map_tensors, size_of, tensors_in
+from whence.batches import Inputs, joined, map_tensors, size_of, tensors_in
+from whence.copies import copy_module
 from whence.curvature.jacobian import budget, widened
 from whence.errors import BadData, BadOption, NotDefined, one_of
-from whence.functional import Network, copy_module, fused_attention_off, refuse_batch_statistics
+from whence.functional import Network, fused_attention_off, refuse_batch_statistics
 from whence.likelihoods import Likelihood
 from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
 from whence.posteriors.dropout.mode import MaskMode, Masks
@@ -89,7 +90,7 @@ class Dropout(DrawnPosterior):
         if not self._found:
             if x is None:
                 raise NotDefined("the dropout sites are known once inputs have been seen; pass some: sites(x).")
-            first = next(as_inputs(x, self.network.device, self.network.dtype, 1))
+            first = next(self.network.pieces(x, 1))
             self._found.append(find(self.network, first, self.p))
         return self._found[0]
 
@@ -166,7 +167,7 @@ class DropoutDraws(FunctionDraws):
         return [Masked(draws[s : s + 1]) for s in range(len(self))]
 
     def _pieces(self, x: Any) -> Iterator[Inputs]:
-        return as_inputs(x, self.network.device, self.network.dtype, BATCH)
+        return self.network.pieces(x, BATCH)
 
     def _piece(self, inputs: Inputs) -> Tensor:
         found = self.posterior.found(inputs)
@@ -180,7 +181,7 @@ class DropoutDraws(FunctionDraws):
         if any(s.dim is None for s in found.sites):
             return 1
         if self._largest is None:
-            few = tiled(next(as_inputs(inputs, self.network.device, self.network.dtype, 1)), 1)
+            few = tiled(next(self.network.pieces(inputs, 1)), 1)
             self._largest = largest_activation(self.network, few)
         return max(1, int(budget(self.network.device) // max(4 * self._largest * size_of(inputs), 1)))
 

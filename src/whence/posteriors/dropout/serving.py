@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from whence.functional import Network, copy_module
+from whence.copies import copy_module
+from whence.functional import Network
 from whence.posteriors.dropout.mode import FEATURES, Call, Masks, dropped
 from whence.posteriors.dropout.sites import Found, Site
 from whence.predictive.serving import Logits

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from whence.batches import from_numpy, is_pair, take, to_device
+from whence.copies import copy_module, unwrap
 from whence.errors import BadOption, notice
-from whence.functional import copy_module, unwrap, weights_hash
+from whence.functional import weights_hash
 from whence.posteriors.ensembles.stack import call, shapes
 
 ANEW = "the factory must make a fresh network each time"

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.batches import Data
 from whence.errors import BadOption
 from whence.functional import Network
 from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, resolve
@@ -59,7 +58,7 @@ def residual_noise(networks: Iterable[Network], data: Any) -> Gaussian:
     squares, count = 0.0, 0
     with torch.no_grad():
         for network in networks:
-            for batch in Data(data, network.device, network.dtype):
+            for batch in network.read(data):
                 outputs = network(batch.inputs)
                 off = outputs - Gaussian().check(outputs, batch.targets, batch.index)
                 squares, count = squares + float(off.double().square().sum()), count + off.numel()

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
+from whence.copies import copy_module
 from whence.curvature.jacobian import budget, widened
 from whence.errors import BadData, BadOption, NotDefined
-from whence.functional import Network, copy_module, fused_attention_off, tensors_of
+from whence.functional import Network, fused_attention_off, tensors_of
 from whence.likelihoods import Likelihood
 from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
 from whence.posteriors.ensembles.loss import resolve_without_data
@@ -165,7 +166,7 @@ class Ensemble(DrawnPosterior):
         network = self.members[0]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
         with fused_attention_off, torch.set_grad_enabled(wanted):
-            pieces = as_inputs(x, network.device, network.dtype, BATCH)
+            pieces = network.pieces(x, BATCH)
             found = torch.cat([self._piece(piece, unique) for piece in pieces], dim=1)
         places = {member: place for place, member in enumerate(unique)}
         rows = [places[member] for member in which]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, take
-from whence.functional import arguments, output_tensor, tensors_of
+from whence.functional import arguments, call_with, output_tensor, tensors_of
 
 TensorDict = dict[str, Tensor]
 
@@ -48,7 +48,7 @@ class Stack:
     def member(self, params: TensorDict, buffers: TensorDict, inputs: Inputs) -> Tensor:
         """Outputs of one member."""
         args, kwargs = arguments(inputs)
-        return output_tensor(torch.func.functional_call(self.base, (params, buffers), args, kwargs))
+        return output_tensor(call_with(self.base, params | buffers, args, kwargs))
 
     def outputs(self, inputs: Inputs, own: bool = False) -> Tensor:
         """Outputs of all members [M, N, …], for the same inputs or (``own``) for inputs [M, N, …]."""

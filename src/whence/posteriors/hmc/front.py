@@ -112,6 +112,7 @@ def hmc(
     with torch.random.fork_rng([]):  # a loader that shuffles gives one order, and leaves torch's generator alone
         torch.default_generator.manual_seed(0)
         whole = read(wide, Data(data, wide.device, dtype), resolved, estimate)
+    wide.find_caches(take(whole.inputs, slice(0, 2)))
     layout = Layout.of(wide, chosen.resolve(wide, take(whole.inputs, slice(0, 2))))
     _check_size(layout.size, limit)
     _check_memory(layout.size, chains, num_samples, mass, dtype)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from whence.copies import copy_module, unwrap
 from whence.errors import BadData, BadOption
-from whence.functional import Network, copy_module, unwrap
+from whence.functional import Network
 from whence.likelihoods import Likelihood, resolve
 from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import residual_noise

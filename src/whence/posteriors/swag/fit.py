@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from whence.copies import copy_module
 from whence.errors import BadFile, BadOption
-from whence.functional import Network, copy_module, tensors_of
+from whence.functional import Network, tensors_of
 from whence.likelihoods import Gaussian, Likelihood, resolve
 from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import MeanNll

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Data, Inputs, concatenate, size_of, take
-from whence.functional import Network, arguments, copy_module
+from whence.batches import Inputs, concatenate, size_of, take
+from whence.copies import copy_module
+from whence.functional import Network, arguments, call_with
 from whence.randomness import derived_seed
 
 KEPT = 2048  # inputs
@@ -29,7 +30,7 @@ def kept_inputs(data: Any, network: Network, seed: int, most: int = KEPT) -> Inp
     generator = torch.Generator().manual_seed(derived_seed(seed, "kept inputs"))
     kept: Inputs = None
     keys = torch.zeros(0)
-    for batch in Data(data, network.device, network.dtype):
+    for batch in network.read(data):
         new = torch.rand(size_of(batch.inputs), generator=generator)
         keys = torch.cat([keys, new])
         kept = batch.inputs if kept is None else concatenate([kept, batch.inputs])
@@ -62,7 +63,7 @@ def renewed(network: Network, params: dict[str, Tensor], inputs: Inputs) -> dict
                 buffer.fill_(1 if name.endswith("running_var") else 0)
             for batch in batches:
                 args, kwargs = arguments(batch)
-                torch.func.functional_call(worker, {n: p[s] for n, p in params.items()} | buffers, args, kwargs)
+                call_with(worker, {n: p[s] for n, p in params.items()} | buffers, args, kwargs)
             found.append({n: b for n, b in buffers.items() if not n.endswith("num_batches_tracked")})
     return {n: torch.stack([f[n] for f in found]) for n in found[0]}
 

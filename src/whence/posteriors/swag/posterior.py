@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, tensors_in, to_device
+from whence.copies import copy_module
 from whence.errors import BadFile, BadOption, NotDefined
-from whence.functional import Network, copy_module
+from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.covariance import refuse_dense

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from whence.batches import Data
 from whence.curvature.products import Products, Vector
 from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
 from whence.functional import refuse_batch_statistics
@@ -101,7 +100,7 @@ def products_of(posterior: Laplace, data: Any) -> Products:
         )
     network = exact(posterior.network)
     refuse_batch_statistics(network)
-    source = Data(data, network.device, network.dtype)
+    source = network.read(data)
     source.require_passes(2, "each product with the curvature is a pass, and posterior.unstructured")
     vector = Vector(network, posterior.blocks, posterior.curvature.keep)
     kind = "empirical" if kind == "empirical" else "ggn"

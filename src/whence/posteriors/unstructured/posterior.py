@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, check_finite, size_of, take, tensors_in
+from whence.batches import Inputs, check_finite, size_of, take, tensors_in
 from whence.curvature.jacobian import budget, widened
 from whence.curvature.products import forward_bytes, push
 from whence.errors import BadOption, NotDefined, one_of
@@ -163,7 +163,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     def _moved(self, x: Any, draws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """f*(x) [N, …], and J(x) z of each draw [S, N, …]."""
         means, moved = [], []
-        for piece in as_inputs(x, self.network.device, self.network.dtype, BATCH):
+        for piece in self.network.pieces(x, BATCH):
             mean, along = moves(self.network, piece, draws)
             means.append(mean)
             moved.append(along)

@@ -111,14 +111,15 @@ def variational(
     network = network if device is None else network.to(device)
     refuse_batch_statistics(network)
     root = seed_from(generator) if seed is None else seed
-    source = Data(data, network.device, network.dtype)
-    checks = None if validation is None else Data(validation, network.device, network.dtype, "validation")
+    source = network.read(data)
+    checks = None if validation is None else network.read(validation, "validation")
     with torch.random.fork_rng([]):  # a loader that shuffles is looked into
         torch.default_generator.manual_seed(derived_seed(root, "survey"))
         source.require_passes(epochs + 1, "training")
         if checks is not None:
             checks.require_passes(epochs, "validation after each epoch")
         feed, first, resolved, shape = survey(network, source, resolved, estimate, batch_size)
+    network.find_caches(first)
     module = VariationalModule(
         network.module,
         family=family,

@@ -13,7 +13,7 @@ from whence.batches import Inputs
 from whence.curvature.blocks import Block, Param, owner_of
 from whence.curvature.selection import Last, Layers, Mask, selection
 from whence.errors import BadOption, UnsupportedLayer, one_of
-from whence.functional import Network, arguments, fused_attention_off, output_tensor
+from whence.functional import Network, arguments, call_with, fused_attention_off, output_tensor
 from whence.posteriors.variational.blocks import (
     OnePass,
     VariationalBlock,
@@ -102,7 +102,7 @@ class VariationalModule(nn.Module):
         """What the network returns: under the estimator's randomness in training mode, else at the mean."""
         if not self.training:
             with fused_attention_off:
-                return torch.func.functional_call(self.model, self.mean(), args, kwargs)
+                return call_with(self.model, self.mean(), args, kwargs)
         return self.stochastic(args, kwargs)[0]
 
     def outputs(self, inputs: Inputs) -> Tensor:
@@ -124,7 +124,7 @@ class VariationalModule(nn.Module):
                 passes.update(dict.fromkeys(block.names, block.begin(self.generator)))
         mode = Substitution(holders, passes, ESTIMATORS[self.estimator], self.generator)
         with fused_attention_off, mode:
-            out = torch.func.functional_call(self.model, means, args, dict(kwargs))
+            out = call_with(self.model, means, args, kwargs)
         return out, mode.met
 
     # What it says of the weights
@@ -169,7 +169,7 @@ class VariationalModule(nn.Module):
         with torch.no_grad(), fused_attention_off, torch.random.fork_rng(gpus(self.model)):
             own = {n: p.detach() for n, p in self.model.named_parameters()}
             plain = output_tensor(self.model(*args, **kwargs))
-            again = output_tensor(torch.func.functional_call(self.model, own, args, kwargs))
+            again = output_tensor(call_with(self.model, own, args, kwargs))
             met = self.stochastic(args, kwargs)[1]
         used = used_parameters(self.model, self.names, inputs)
         hidden = [n for n in self.names if n in used and n not in met]

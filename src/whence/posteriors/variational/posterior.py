@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Data
+from whence.copies import copy_module
 from whence.curvature.blocks import Block
 from whence.errors import BadData, BadOption, NotDefined
-from whence.functional import Network, copy_module
+from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.covariance import refuse_dense
@@ -220,7 +220,7 @@ class Variational(DrawnPosterior, WeightPosterior):
             raise BadOption(f"num_samples={num_samples}: a standard error needs at least 2 draws.")
         draws = self.draw(num_samples, generator)
         sums = torch.zeros(num_samples, dtype=torch.float64)
-        for batch in Data(data, self.network.device, self.network.dtype):
+        for batch in self.network.read(data):
             for s, outputs in enumerate(draws.outputs(batch.inputs)):
                 targets = self.likelihood.check(outputs, batch.targets, batch.index)
                 sums[s] -= float(self.likelihood.nll(outputs, targets).double().sum())

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from whence.batches import Batch, Data, is_pair, size_of, take
 from whence.checks import Watch
 from whence.errors import NotConverged
-from whence.functional import arguments, output_tensor
+from whence.functional import arguments, call_with, output_tensor
 from whence.likelihoods import Likelihood
 from whence.posteriors.variational.checkpoint import Checkpoint, Progress
 from whence.posteriors.variational.history import Row
@@ -227,7 +227,7 @@ def predictive_nll(module: VariationalModule, data: Data, likelihood: Likelihood
         each = []
         for s in range(draws):
             weights = {n: v[s] for n, v in values.items()}
-            outputs = output_tensor(torch.func.functional_call(module.model, weights, args, kwargs))
+            outputs = output_tensor(call_with(module.model, weights, args, kwargs))
             targets = likelihood.check(outputs, batch.targets, batch.index)
             each.append(likelihood.nll(outputs, targets).double())
         total += float((math.log(draws) - torch.logsumexp(-torch.stack(each), dim=0)).sum())

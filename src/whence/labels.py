@@ -1,0 +1,96 @@
+"""Labels of language models as the models' own losses read them.
+
+The models of transformers take ``labels`` beside the inputs, and shift one against the other in their forward pass,
+which whence does not have: it computes the loss from the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import BadData, notice
+
+IGNORED = -100
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # endings of the names of classes whose loss shifts the labels
+Rule = Callable[[Any, Any, bool], tuple[Any, Any]]  # (inputs, targets, whether they were labels) → the same as read
+
+
+def label_rule(module: nn.Module) -> Rule | None:
+    """How a network's labels are to be read; None for as they are."""
+    inner = _models(module)
+    for model in inner:
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return _Decoder(model)
+    if any(getattr(model, "loss_type", None) == "ForCausalLM" or _named(model) for model in inner):
+        return _Shifted()
+    return None
+
+
+def _models(module: nn.Module) -> list[Any]:
+    """A model, and what adapters are wrapped around."""
+    found: list[Any] = [module]
+    base = getattr(module, "get_base_model", None)
+    if callable(base):
+        found.append(base())
+    return found
+
+
+def _named(model: Any) -> bool:
+    return type(model).__name__.endswith(CAUSAL)
+
+
+class _Shifted:
+    """A causal language model: the output at a token is for the next one."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def __call__(self, inputs: Any, targets: Any, labels: bool) -> tuple[Any, Any]:
+        tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+        if not labels or not isinstance(targets, Tensor) or targets.dim() != 2 or tokens is None:
+            return inputs, targets
+        if targets.shape != tokens.shape:
+            return inputs, targets
+        if not self.said:
+            self.said = True
+            notice("labels are shifted by one token against the outputs, as the loss of a causal language model does.")
+        ignored = torch.full_like(targets[:, :1], IGNORED)
+        return inputs, torch.cat([targets[:, 1:], ignored], 1)
+
+
+class _Decoder:
+    """An encoder and a decoder: the decoder reads the labels before the one that it predicts."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, inputs: Any, targets: Any, labels: bool) -> tuple[Any, Any]:
+        given = isinstance(inputs, Mapping) and any(key.startswith("decoder_input") for key in inputs)
+        if given or not isinstance(inputs, Mapping) or not isinstance(targets, Tensor) or targets.dim() != 2:
+            return inputs, targets
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
+            raise BadData(
+                f"{type(self.model).__name__} has a decoder, and its batches hold no 'decoder_input_ids'. Add what the "
+                "decoder reads to the inputs."
+            )
+        return {**inputs, "decoder_input_ids": shift(labels=targets)}, targets
+
+
+def say_if_unshifted(inputs: Any, targets: Tensor, outputs: Tensor) -> None:
+    """Say it if the labels of a network that gives outputs for every token are the tokens themselves."""
+    tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != targets.shape:
+        return
+    if outputs.dim() != 3 or tokens.dim() != 2:
+        return
+    counted = targets != IGNORED
+    if bool(counted.any()) and bool((tokens == targets)[counted].all()):
+        notice(
+            "every label is the token at its own place. If the network predicts the next token, its labels must be "
+            "shifted: labels[:, t] is the token at t + 1, and -100 at the end."
+        )
