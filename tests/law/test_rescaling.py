@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -70,7 +70,7 @@ def assert_same(one: whence.Laplace, other: whence.Laplace, x: Tensor, tolerance
     def close(a: Any, b: Any, what: str) -> None:
         a, b = (torch.as_tensor(v).double() for v in (a, b))
         scale = float(a.abs().max())
-        assert float((a - b).abs().max()) <= tolerance * max(scale, 1e-12), what
+        assert float((a - b).abs().max()) <= tolerance * max(scale, 1e-6), what
 
     close(moments(one, x).cov, moments(other, x).cov, "the covariance of the outputs")
     tables = one.where(x), other.where(x)
@@ -215,11 +215,9 @@ class Chain(nn.Module):
         self.layers, self.head = nn.ModuleList(layers), nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.active = True
         for (kind, _), linear, norm in zip(self.parts, self.layers[::2], self.layers[1::2], strict=True):
             h = norm(linear(x))
             x = torch.relu(h) if kind in ("relu", "batch") else nn.functional.leaky_relu(h, 0.3)
-            self.active &= bool(x.any())
         return self.head(x)
 
     def rescale(self, c: Any) -> None:
@@ -249,8 +247,6 @@ def test_whatever_the_chain(parts: list[tuple[str, int]], seed: int, structure: 
     torch.manual_seed(seed)
     model = stir(Chain(parts))
     x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
-    model(x)
-    assume(model.active)  # a layer whose inputs are always off has no scale to go by
     other = rescaled(model, seed)
     found = []
     for network in (model, other):

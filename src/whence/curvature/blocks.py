@@ -20,6 +20,7 @@ from whence.functional import Network
 Source = Literal["matrix", "table", "rows", "example"]
 EXACT_LIMIT = 512  # parameters up to which a block without a Kronecker rule is kept dense
 MAX_FACTOR = 16384  # rows of a Kronecker factor, beyond which its diagonal is kept; 1 GiB in float32
+UNREACHED = "it does not reach the output"
 BY_CALL = 2**23  # parameters beyond which the diagonal of a tied weight is summed call by call
 
 
@@ -241,7 +242,7 @@ def _block(
     if not uses:
         unused = all(n in found.unused for n in group)
         reason = (
-            "it does not reach the output"
+            UNREACHED
             if unused
             else next((found.unexplained[n] for n in group if n in found.unexplained), "no layer rule knows its use")
         )

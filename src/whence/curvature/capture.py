@@ -19,8 +19,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from whence.batches import Inputs
-from whence.curvature.added import ADDITIONS, added_parameter, added_rows, operands
 from whence.curvature.attention import attention
+from whence.curvature.broadcast import (
+    ADDITIONS,
+    PRODUCTS,
+    PRODUCTS_IN_PLACE,
+    AddedRule,
+    ScaledRule,
+    added_rows,
+    broadcast_rule,
+    operands,
+)
 from whence.curvature.recurrent import CELLS, SEQUENCES, RecurrentCall
 from whence.curvature.rules import BINDERS, EmbeddingRule, Rule
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
@@ -87,36 +96,43 @@ class Recorder(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return attention(*args, **kwargs)
+        if func in PRODUCTS_IN_PLACE:
+            return self._product_in_place(func, args, kwargs)
         out = func(*args, **kwargs)
         binder = BINDERS.get(func)
         if binder is not None and isinstance(out, Tensor) and out.requires_grad:
-            self._record(binder, func, out, args, kwargs)
-        elif func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
+            return self._record(binder, func, out, args, kwargs)
+        if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._record_sum(out, args, kwargs)
+        elif func in PRODUCTS and isinstance(out, Tensor) and out.requires_grad:
+            self._record_product(out, operands(args, kwargs))
         elif func in SEQUENCES or func in CELLS:
             self.recurrent.append(RecurrentCall(func, args))
         elif func in MAXIMA:
             self.maxima = True
         return out
 
-    def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> None:
+    def _record(self, binder: Any, func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
+        """Note a call; its output, as what follows it should take it."""
         call = binder(*args, **kwargs)
         if call is None:
-            return
+            return out
         weight, bias = self._ref(call.weight), self._ref(call.bias)
         if weight is not None and not weight.whole and getattr(call.rule, "inputs_first", False):
-            return  # a range of inputs, not of outputs: left to the fallback
+            return out  # a range of inputs, not of outputs: left to the fallback
         if weight is None and bias is None:
-            return
+            return out
         if func is F.batch_norm and (kwargs.get("training", False) or (len(args) > 5 and args[5])):
             raise UnsupportedLayer(
                 f"the batch normalisation of {(weight or bias).name!r} uses the statistics of the batch even in "  # type: ignore[union-attr]
                 "evaluation mode (track_running_stats=False), so examples are not independent. Give it running "
                 "statistics, or replace it by group normalisation."
             )
+        out = own(out)
         if isinstance(call.rule, EmbeddingRule):
             self.looked_up[id(out)] = (out, len(self.uses))
         self._add(call.rule, weight, bias, out, call.weight if weight is None else None)
+        return out
 
     def _add(self, rule: Rule, weight: Ref | None, bias: Ref | None, out: Tensor, value: Tensor | None = None) -> None:
         key = (weight, bias)
@@ -126,9 +142,9 @@ class Recorder(TorchFunctionMode):
 
     def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
         for x, p in operands(args, kwargs):
-            ref, seen = self._ref(p), self.looked_up.get(id(p))
+            ref, seen = self._ref(p) or self._reshaped(p), self.looked_up.get(id(p))
             if ref is not None:
-                rule = added_parameter(x, p, out)
+                rule = broadcast_rule(AddedRule, x, p, out)
                 if rule is not None:
                     self._add(rule, None, ref, out)
             elif seen is not None:  # the same for all examples up to here
@@ -137,6 +153,33 @@ class Recorder(TorchFunctionMode):
                 if rows is not None:
                     self.uses[seen[1]] = replace(use, rule=rows, edge=get_gradient_edge(out), shape=out.shape)
                     del self.looked_up[id(p)]
+
+    def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        for x, p in pairs:
+            ref = self._ref(p) or self._reshaped(p)
+            rule = None if ref is None else broadcast_rule(ScaledRule, x, p, out)
+            if rule is not None:
+                self._add(rule, ref, None, out)
+
+    def _product_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A product that overwrites one of its factors, which is looked at before."""
+        pairs = operands(args, kwargs)[:1]
+        wanted = [(x.detach().clone(), p) for x, p in pairs if self._ref(p) or self._reshaped(p)]
+        out = func(*args, **kwargs)
+        if wanted and isinstance(out, Tensor) and out.requires_grad:
+            self._record_product(out, wanted)
+        return out
+
+    def _reshaped(self, tensor: Tensor) -> Ref | None:
+        """The whole parameter that ``tensor`` is in another shape, such as ``gamma.view(1, -1, 1, 1)``."""
+        base = tensor._base if tensor.requires_grad else None
+        name = None if base is None else self.network.names_by_id.get(id(base))
+        if name is None or base is None or base.numel() != tensor.numel():
+            return None
+        if not (base.is_contiguous() and tensor.is_contiguous()):
+            return None
+        rows = base.shape[0] if base.dim() else 1
+        return Ref(name, 0, rows, rows)
 
     def _ref(self, tensor: Tensor | None) -> Ref | None:
         """The selected parameter that ``tensor`` is, or whose rows it is a contiguous range of."""
@@ -156,6 +199,18 @@ class Recorder(TorchFunctionMode):
             return None
         start = offset // base.stride(0)
         return Ref(self.network.names_by_id[id(base)], start, start + tensor.shape[0], base.shape[0])
+
+
+def own(out: Tensor) -> Tensor:
+    """An output that what follows may change in place without cutting it off from the graph.
+
+    Of some calls (a Linear layer with a bias on three dimensions, instance normalisation) torch gives a view of an
+    inner result, and in-place operations on a view rewrite the history of that.
+    """
+    base = out._base
+    if base is None or base.numel() != out.numel() or not (base.is_contiguous() and out.is_contiguous()):
+        return out
+    return torch.ops.aten._unsafe_view(base, out.shape)
 
 
 @dataclass

@@ -103,7 +103,7 @@ def fit(
         )
     plan.blocks[:] = assign(plan.blocks, options.structure, options.max_factor)
     if seed is not None:
-        say_fallbacks(plan.blocks, options)
+        say_fallbacks(plan.blocks, options, plan.inspection.unused)
     keep = selection.keep(network, plan.blocks)
     ranks.agree(_decisions(plan, options, keep), "looking at the first batch")
     if checkpoint is not None:

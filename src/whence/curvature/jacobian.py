@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, take
-from whence.curvature.added import AddedRule
 from whence.curvature.affine import Affine, times
 from whence.curvature.autocorrelation import Windows
 from whence.curvature.blocks import Block, MatrixForm
+from whence.curvature.broadcast import BroadcastRule
 from whence.curvature.capture import Pass, Ref, Use
 from whence.curvature.layout import Inspection, Layout, lead_dims
 from whence.curvature.layout import widened as widened
@@ -82,7 +82,7 @@ class CalledUse:
     def positions(self) -> int:
         """T."""
         rule = self.use.rule
-        if isinstance(rule, AddedRule):
+        if isinstance(rule, BroadcastRule):
             own = math.prod(size for d, size in enumerate(self.use.shape) if d not in rule.repeated)
         else:
             own = math.prod(self.use.shape[-(rule.dims if isinstance(rule, TrailingRule) else 1) :])

@@ -51,8 +51,7 @@ def settle(options: Options, likelihood: Likelihood, outputs: Tensor) -> Options
         if curvature == "mc":
             notice(
                 f"the network has {width} outputs for each example, so the curvature is the sampled Fisher "
-                f"({options.draws.count} draw for each example; curvature='ggn' is exact and costs {width} backward "
-                "passes)."
+                f"({options.draws.count} label draw for each example; curvature='ggn' is exact and takes longer)."
             )
     allowed = SUPPORTED[options.structure]
     if curvature not in allowed:

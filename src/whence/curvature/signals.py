@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from whence.curvature.accumulate import InputSums
-from whence.curvature.added import AddedRule
 from whence.curvature.blocks import Block, owner_of
+from whence.curvature.broadcast import AddedRule
 from whence.curvature.capture import Use
 from whence.curvature.jacobian import CalledUse, Recording, pairs_of, widened
 from whence.curvature.layout import Inspection
@@ -184,8 +184,8 @@ def _parts(block: Block, kind: Kind, recording: Recording) -> Iterator[tuple[Any
             if isinstance(rule, EmbeddingRule):
                 yield _looked_up(called, rule, block)
         elif isinstance(rule, AddedRule):
-            x = rule.x.detach().expand(called.use.shape).unsqueeze(0)
-            yield slice(None), *_of_features(called.gradient(x)[0], called.live)
+            seen = replace(rule, x=rule.x.detach()).spread_input().unsqueeze(0)
+            yield slice(None), *_of_features(called.layout.examples_first(seen, 1, called.size)[0], called.live)
         else:
             features = called.features if kind == "affine" else _scaled(called, recording)
             yield slice(None), *_of_features(features, called.live)

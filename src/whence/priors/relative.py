@@ -197,9 +197,12 @@ def _of_matrix(block: Block, weights: Mapping[str, Tensor], signal: Signal, floo
     columns = worth.repeat_interleave(kernel, 1)
     if form.bias:
         columns = torch.cat([columns, torch.ones(form.pairs, 1, dtype=columns.dtype)], 1)
-    if not found:
+    if found:
+        return Separable(number / energy, columns), ""
+    if not bool(native.any()):
         return Separable(torch.ones_like(energy), torch.ones_like(columns)), _zeros(block)
-    return Separable(number / energy, columns), ""
+    bias = form.pack(torch.cat([weights[p.name].reshape(-1) for p in block.params]))[..., -1] if form.bias else None
+    return _without_signal(native, bias), ""
 
 
 def separable_scales(
@@ -222,6 +225,16 @@ def separable_scales(
     kappa = torch.where(external.unsqueeze(1), torch.minimum(kappa, typical), kappa)
     worth = mean + floor * kappa
     return energy, _filled(worth, torch.Tensor.mean), True
+
+
+def _without_signal(weight: Tensor, bias: Tensor | None) -> Separable:
+    """Of a layer whose inputs are never active: by its weights alone, [E, O, D] and [E, O]."""
+    rows, columns, size = two_way(weight.square())
+    d, e = (1 / (size * rows.exp())).squeeze(-1), (-columns).exp().squeeze(-2)  # V = size · exp(row + column)
+    if bias is not None:
+        worth = (bias.square() * d).mean(1, keepdim=True)
+        e = torch.cat([e, 1 / torch.where(worth > 0, worth, 1.0)], 1)
+    return Separable(d, e)
 
 
 def _filled(values: Tensor, typical: Any = torch.Tensor.median) -> Tensor:
@@ -298,17 +311,29 @@ def _of_parameter(kind: str, value: Tensor, signal: Signal, convolved: bool) -> 
 
 
 def _two_way(value: Tensor, convolved: bool) -> Tensor:
-    """exp of what rows and columns explain of log w²: it follows every rescaling of rows and of columns.
+    """What rows and columns explain of a parameter's squares; of one whose use is not known, in its shape.
 
-    Of parameters whose use is not known. Rows and columns are the last two dimensions, of convolutions the first two.
+    Rows and columns are the last two dimensions, of convolutions the first two.
     """
     squares = value.square()
     if value.dim() < 2:
         return squares
     moved = squares.flatten(2).movedim(-1, 0) if convolved and value.dim() > 2 else squares
     known = moved > 0
-    logs = torch.where(known, moved.clamp(min=1e-300).log(), 0.0)
-    counted = known.double()
+    rows, columns, size = two_way(moved)
+    found = size * (rows + columns).exp()
+    found = torch.where(known.any(-1, keepdim=True) & known.any(-2, keepdim=True), found, 0.0)
+    return found.movedim(0, -1).reshape(value.shape) if moved is not squares else found
+
+
+def two_way(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(row, column, size) with w² ≈ size · exp(row + column): it follows every rescaling of rows and of columns.
+
+    Least squares in log w² of what is not zero; ``size`` makes up for the mean of logarithms, which is below the
+    logarithm of the mean. Rows and columns are the last two dimensions.
+    """
+    known = squares > 0
+    logs, counted = torch.where(known, squares.clamp(min=1e-300).log(), 0.0), known.double()
     rows, columns = torch.zeros_like(logs[..., :1]), torch.zeros_like(logs[..., :1, :])
     for _ in range(100):
         before = rows + columns
@@ -316,8 +341,5 @@ def _two_way(value: Tensor, convolved: bool) -> Tensor:
         columns = ((logs - rows) * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True).clamp(min=1)
         if float((rows + columns - before).abs().max()) < 1e-12:
             break
-    found = (rows + columns).exp()
-    if bool(known.any()):  # the mean of logarithms is below the logarithm of the mean
-        found = found * (moved / found)[known].mean()
-    found = torch.where(known.any(-1, keepdim=True) & known.any(-2, keepdim=True), found, 0.0)
-    return found.movedim(0, -1).reshape(value.shape) if moved is not squares else found
+    ratio = squares / (rows + columns).exp()
+    return rows, columns, ratio[known].mean() if bool(known.any()) else torch.ones((), dtype=squares.dtype)

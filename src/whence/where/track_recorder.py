@@ -89,7 +89,7 @@ class Recorder:
         if not exact:
             notice(
                 f"the network has {outputs} outputs for each example, so the curvature of a record is sampled "
-                f"({self.settings['draws']} draws each; curvature='ggn' is exact and takes {outputs} backward passes)."
+                f"({self.settings['draws']} draws each; curvature='ggn' is exact and takes longer)."
             )
 
     def measure(self) -> dict[str, Any]:

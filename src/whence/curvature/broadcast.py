@@ -1,4 +1,4 @@
-"""Parameters that are added to what examples have: position tables, biases of one's own.
+"""Parameters that are added to what examples have, or multiplied with it: position tables, biases, layer scales.
 
 An embedding of positions that is looked up once for all examples and then added is seen at the sum, where the examples
 have parted.
@@ -22,36 +22,66 @@ ADDITIONS = {
     torch.Tensor.__radd__,
     torch.Tensor.__iadd__,
 }
+PRODUCTS = {
+    torch.mul,
+    torch.multiply,
+    torch.Tensor.mul,
+    torch.Tensor.multiply,
+    torch.Tensor.__mul__,
+    torch.Tensor.__rmul__,
+}
+PRODUCTS_IN_PLACE = {torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__}
 
 
 @dataclass(frozen=True)
-class AddedRule(ElementRule):
-    """x + p with p repeated over some dimensions, those of the examples among them."""
+class BroadcastRule(ElementRule):
+    """x and p with p repeated over some dimensions, those of the examples among them."""
 
-    label: ClassVar[str] = "Added"
-    repeated: tuple[int, ...]  # dimensions of the sum that p does not have
-
-    def features(self) -> Tensor:
-        raise AssertionError("a sum has no factor")
+    repeated: tuple[int, ...]  # dimensions of the result that p does not have
+    shape: torch.Size  # of the result
 
     def gradient(self, g: Tensor) -> Tensor:
         own = [d for d in range(g.dim() - 1) if d not in self.repeated]
         moved = g.permute(0, *(d + 1 for d in self.repeated), *(d + 1 for d in own))
         return moved.reshape(*moved.shape[: 1 + len(self.repeated)], -1)
 
+    def spread_input(self) -> Tensor:
+        """x in the places of p, [*repeated, F]."""
+        return self.gradient(self.x.expand(self.shape).unsqueeze(0))[0]
+
+
+@dataclass(frozen=True)
+class AddedRule(BroadcastRule):
+    """x + p."""
+
+    label: ClassVar[str] = "Added"
+
+    def features(self) -> Tensor:
+        raise AssertionError("a sum has no factor")
+
+
+@dataclass(frozen=True)
+class ScaledRule(BroadcastRule):
+    """x ⊙ p (a root-mean-square norm by hand, a layer scale)."""
+
+    label: ClassVar[str] = "Scaled"
+
+    def features(self) -> Tensor:
+        return self.spread_input()
+
 
 def operands(args: Any, kwargs: Any) -> list[tuple[Tensor, Tensor]]:
-    """The two ways to read a sum of tensors as something and what is added to it."""
+    """The two ways to read a sum or product of tensors as something and a parameter."""
     if kwargs or len(args) != 2 or not all(isinstance(a, Tensor) for a in args):
         return []
     return [(args[0], args[1]), (args[1], args[0])]
 
 
-def added_parameter(x: Tensor, p: Tensor, out: Tensor) -> AddedRule | None:
-    """The rule of a parameter ``p`` that is repeated to make the sum ``out``."""
+def broadcast_rule(kind: type[BroadcastRule], x: Tensor, p: Tensor, out: Tensor) -> BroadcastRule | None:
+    """The rule of a parameter ``p`` that is repeated to make the result ``out``."""
     missing = out.dim() - p.dim()
     repeated = tuple(d for d in range(out.dim()) if d < missing or p.shape[d - missing] == 1)  # for one example too
-    return AddedRule(x, repeated) if repeated else None
+    return kind(x, repeated, out.shape) if repeated else None
 
 
 def added_rows(looked_up: EmbeddingRule, rows: Tensor, out: Tensor) -> EmbeddingRule | None:

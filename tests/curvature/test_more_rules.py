@@ -1,0 +1,133 @@
+"""Rules for products with parameters, views that are changed in place, and notices that name parameters."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import whence
+from tests.comparison import assert_close
+from tests.reference import curvature as slow
+from whence.errors import Notice
+
+Y = torch.arange(10) % 3
+
+
+class Scaled(nn.Module):
+    """A norm by hand, a layer scale, a channel scale in another shape, one number; products either way round."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.stem, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        shape = {"channel": (6,), "number": ()}.get(how, (6,))
+        self.gamma = nn.Parameter(1 + 0.3 * torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)  # [N, T, 6]
+        if self.how == "rms":
+            h = self.gamma * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6))
+        elif self.how == "scale":
+            h = x.sum(-1, keepdim=True) + torch.mul(torch.tanh(h), self.gamma)
+        elif self.how == "in place":
+            h = (torch.tanh(h) + 0.1).mul_(self.gamma)
+        elif self.how == "channel":
+            h = (torch.tanh(h).mT.unsqueeze(-1) * self.gamma.view(1, -1, 1, 1)).squeeze(-1).mT
+        else:
+            h = torch.tanh(h) * self.gamma
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize("how", ["rms", "scale", "in place", "channel", "number"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_products_with_a_parameter_are_exact(how: str, structure: str) -> None:
+    torch.manual_seed(0)
+    model = Scaled(how).double()
+    x = torch.randn(10, 5, 4, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        options: dict[str, Any] = {"structure": structure, "prior_precision": 1.0, "progress": False}
+        posterior = whence.laplace(model, (x, Y), likelihood="classification", **options)
+    block = next(b for b in posterior.blocks if b.params[0].name == "gamma")
+    assert block.source == "rows"
+    probs = model(x).softmax(-1).detach()
+    lam = torch.stack([p.diag() - torch.outer(p, p) for p in probs])
+    params = slow.trainable(model)
+    h = slow.ggn_full(model, params, x, lam)
+    where = slow.positions(params)["gamma"].flatten()
+    found = torch.linalg.inv(posterior.covariance()[where][:, where]) - torch.eye(len(where), dtype=torch.float64)
+    if structure == "kron":
+        assert_close(found, h[where][:, where], 1e-8)
+    elif structure == "diag":
+        assert_close(found.diagonal(), h.diagonal()[where], 1e-8)
+    else:
+        assert_close(posterior.covariance(), torch.linalg.inv(h + torch.eye(len(h), dtype=torch.float64)), 1e-8)
+
+
+class InPlace(nn.Module):
+    """Outputs that torch gives as views, changed in place by what follows."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.linear, self.conv = nn.Linear(4, 6), nn.Conv2d(1, 6, 2)
+        self.norm, self.head = nn.InstanceNorm2d(6, affine=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "linear":
+            return self.head(F.relu(self.linear(x), inplace=True).mean(1))
+        h = self.norm(self.conv(x.unsqueeze(1)))
+        h.relu_()
+        return self.head(h.mean((2, 3)))
+
+
+@pytest.mark.parametrize("how", ["linear", "norm"])
+def test_views_may_be_changed_in_place(how: str) -> None:
+    torch.manual_seed(0)
+    model = InPlace(how).double()
+    with torch.no_grad():
+        for p in model.norm.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    layers = ["linear", "head"] if how == "linear" else ["conv", "norm", "head"]
+    x = torch.randn(10, 5, 4, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        posterior = whence.laplace(
+            model, (x, Y), likelihood="classification", layers=layers, prior_precision=1.0, progress=False
+        )
+    assert all(block.source != "example" for block in posterior.blocks)
+    exact = whence.laplace(
+        model, (x, Y), likelihood="classification", layers=layers, structure="diag", prior_precision=1.0, progress=False
+    )
+    probs = model(x).softmax(-1).detach()
+    lam = torch.stack([p.diag() - torch.outer(p, p) for p in probs])
+    params = {n: p for n, p in model.named_parameters() if n.split(".")[0] in layers}
+    h = slow.ggn_diag(model, params, x, lam)
+    found = torch.cat([(1 / v - 1).flatten() for v in exact.variance().values()])
+    assert_close(found, h, 1e-8)
+
+
+def test_notices_name_the_parameter() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 6)
+            self.mask_embedding = nn.Parameter(torch.randn(6))
+            self.token = nn.Parameter(torch.randn(1, 6))
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.cat([self.token.expand(len(x), 1, 6), self.inner(x)], 1)
+            return self.head(h.mean(1))
+
+    with pytest.warns(Notice) as caught:
+        whence.laplace(Masked(), (torch.randn(10, 5, 4), Y), likelihood="classification", progress=False)
+    said = [str(w.message) for w in caught]
+    assert any(s.startswith("mask_embedding does not reach the output: the data say nothing about it") for s in said)
+    assert any("no Kronecker rule for token: an exact diagonal, computed per example" in s for s in said)
+    assert not any("posterior is its prior" in s for s in said)
