@@ -99,7 +99,7 @@ def tune(task: Task, values: int = 100) -> Job:
         # tune() chooses its values itself, fewer than a hundred; this is its search on a fixed grid.
         network = posterior.network
         search = Search(posterior, Data(data, network.device, network.dtype), "linearised", False, None, None, False)
-        search._score(posterior, grid, [0.0])
+        search._score(posterior, {r: [0.0] for r in grid})
         return min(search.scores, key=lambda point: search.scores[point])[0]
 
     return Job(work, beside=lambda: read(posterior.predict(x)))

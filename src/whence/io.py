@@ -32,7 +32,7 @@ from whence.linalg.structures import KINDS, InBasis
 from whence.posteriors.decompose import decomposed, native_ratio
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace import Laplace
-from whence.posteriors.search import Tuning
+from whence.posteriors.trials import Tuning
 from whence.priors import ByParameter, Relative, resolve_prior
 from whence.where.reference import Reference
 

@@ -135,6 +135,6 @@ def test_structures_say_what_each_block_got() -> None:
 
 def test_fallbacks_are_said_in_one_line() -> None:
     case = ALL["lstm"](0)
-    with pytest.warns(whence.errors.Notice, match=r"no Kronecker rule for .*LSTM.*exact diagonal") as record:
+    with pytest.warns(whence.errors.Notice, match=r"no Kronecker rule for .*weight_ih_l0.*exact diagonal") as record:
         whence.laplace(case.model, (case.x, case.y), likelihood="classification")
     assert len([w for w in record if issubclass(w.category, whence.errors.Notice)]) == 1

@@ -140,6 +140,6 @@ def test_scores_in_single_and_double_precision_agree() -> None:
         posterior = whence.laplace(network, data, likelihood="classification")
         loader = Data(validation, posterior.network.device, posterior.network.dtype)
         search = Search(posterior, loader, "linearised", False, None, None, False)
-        search._score(posterior, [0.5 * k for k in range(-16, 17)], [0.0])
+        search._score(posterior, {0.5 * k: [0.0] for k in range(-16, 17)})
         found.append(search.scores)
     assert found[0] == pytest.approx(found[1], rel=1e-4)

@@ -67,11 +67,15 @@ def occam(values: Tensor, kernel: int, squares: float, scale: float) -> Callable
 
 
 def maximise(objective: Callable[[float], tuple[float, float]], low: float = -30.0, high: float = 30.0) -> float:
-    """The log δ where the derivative γ − δ q vanishes, by bisection (γ falls in δ, δ q rises: one root)."""
+    """The log δ where the derivative γ − δ q vanishes (γ falls in δ, δ q rises: one root)."""
+    return root(lambda log_delta: objective(log_delta)[1], low, high)
+
+
+def root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function vanishes, by bisection."""
     for _ in range(80):
         middle = (low + high) / 2
-        _, slope = objective(middle)
-        low, high = (middle, high) if slope > 0 else (low, middle)
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2
 
 
@@ -122,11 +126,23 @@ def _with(posterior: Laplace, factors: dict[str, float]) -> Laplace:
 
 
 def best_noise(posterior: Laplace) -> Laplace:
-    """The Gaussian noise that maximises the evidence at this prior: σ² = SSE / (n − γ), a fixed point."""
-    record = posterior.record
+    """The Gaussian noise σ that maximises the evidence at this prior.
+
+    Its derivative in log σ is SSE / σ² − n + k γ(σ), with k = 1 (2 for the empirical Fisher, which goes as 1 / σ⁴).
+    Each part falls with σ, so there is one root, found by bisection.
+    """
+    record, scale = posterior.record, posterior.data_scale
     assert isinstance(posterior.likelihood, Gaussian)
-    gamma = sum(float(g.effective_parameters()) for g, _ in posterior.gaussians())
-    count = record.targets * posterior.data_scale
-    left = max(count - gamma, 1e-3 * count)
-    noise = math.sqrt(max(record.squares * posterior.data_scale / left, 1e-30))
+    known = float(posterior.likelihood.noise)
+    power = 2 if posterior.curvature.options.curvature == "empirical" else 1
+    spectra = [(g.spectral.values.double().clamp(min=0).flatten() * g.scale, g.delta) for g, _ in posterior.gaussians()]
+    errors, count = record.squares * scale, record.targets * scale
+
+    def slope(log_noise: float) -> float:
+        moved = (known / math.exp(log_noise)) ** (2 * power)
+        gamma = sum(float((moved * v / (moved * v + delta)).sum()) for v, delta in spectra)
+        return errors / math.exp(2 * log_noise) - count + power * gamma
+
+    middle = 0.5 * math.log(max(errors / max(count, 1e-300), 1e-30))
+    noise = math.exp(root(slope, middle - 40.0, middle + 40.0))
     return replace(posterior, likelihood=Gaussian(noise))

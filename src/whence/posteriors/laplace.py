@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from whence.curvature.memory import needs
 from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord
 from whence.curvature.result import Curvature
-from whence.errors import BadOption, NotDefined, one_of
+from whence.errors import BadOption, NotDefined, notice, one_of
 from whence.functional import Network, full_precision
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.spectral import Spectral
@@ -31,10 +32,13 @@ from whence.predictive.sampled import WeightDraws
 from whence.priors import BlockPrior, PriorPrecision, Relative, resolve_prior
 
 if TYPE_CHECKING:
-    from whence.posteriors.search import Tuning
+    from whence.posteriors.trials import Tuning
     from whence.posteriors.unstructured import Unstructured
     from whence.where.reference import Reference
     from whence.where.table import Where
+
+
+LOOKED_AT = 64  # training examples on which an untuned posterior is looked at
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,20 @@ class Laplace(WeightPosterior):
         """
         from whence.predictive.dispatch import predict
 
+        if self._untuned:
+            notice(
+                f"this posterior is not tuned, and its prior precision {self.prior.describe()} makes the network "
+                f"underconfident: {self._untuned}. Call .tune(validation_data), or use the default prior, "
+                "whence.Relative(), which needs less of it."
+            )
         return predict(self, x, method, link, num_samples, generator, joint)
+
+    @functools.cached_property
+    def _untuned(self) -> str:
+        """Why an isotropic prior that was never tuned should not be predicted with; empty where nothing shows it."""
+        from whence.posteriors.tuning import underconfident
+
+        return underconfident(self, LOOKED_AT) if self.tuning is None and self.prior.number is not None else ""
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
         """Weight draws as functions x → raw outputs; keep them to use as an ensemble."""

@@ -1,8 +1,9 @@
 """The search over prior precision and data scale on validation data.
 
 With r = δ / s the covariance is V(δ, s) = V(r, 1) / s, so a pass over the validation data that knows V(r) at some
-nodes r gives the loss on the whole grid of (r, s). The grid is widened while its best point lies on an edge, and
-then made finer around it.
+nodes r gives the loss at any data scale s there. The loss is steep in the size of V and flat along lines of equal size,
+which lie across r and s; so points are chosen by r and by size. The grid is widened while its best point lies on an
+edge, and then made finer around it.
 
 The loss is often flat along (r, s). A data scale other than that of the start departs from Bayes' rule, so with
 ``"auto"`` it is taken only where it is better by more than two standard errors of the paired difference.
@@ -10,18 +11,20 @@ The loss is often flat along (r, s). A data scale other than that of the start d
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from whence.batches import Data
-from whence.errors import BadOption
+from whence.errors import BadOption, notice
+from whence.likelihoods import Gaussian
+from whence.posteriors.trials import Trial, Tuning
 from whence.posteriors.validation import ByLayer, Piece, Validation, moved_by, one
+from whence.predictive.sampled import WeightDraws
 from whence.predictive.score import gaussian_losses, mixture_loss
 from whence.randomness import seed_from
 
@@ -35,39 +38,12 @@ POINTS = 128  # fixed points of the Monte Carlo link while tuning
 DRAWS = 20  # weight draws while tuning the sampled predictive
 FLAT = 1e-5  # nats per example and decade; less than this is no difference
 STANDARD_ERRORS = 2.0  # by which another data scale must be better to be taken
-WIDEST = 24  # values of one hyperparameter beyond which a grid is not widened
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of a tuning: prior factor r, data scale s, and what it scored (lower is better)."""
-
-    prior_factor: float  # multiplies the prior precision that tuning started from
-    data_scale: float
-    score: float
-    layer: str = ""  # which layer's prior was moved; empty for all
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How a posterior was tuned."""
-
-    criterion: str  # "validation" or "evidence"
-    trials: list[Trial] = field(repr=False)
-    score: float  # mean NLL per example, or log evidence
-    method: str = "linearised"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "criterion": self.criterion,
-            "method": self.method,
-            "score": self.score,
-            "trials": [[t.prior_factor, t.data_scale, t.score, t.layer] for t in self.trials],
-        }
-
-    @classmethod
-    def from_dict(cls, d: dict[str, Any]) -> Tuning:
-        return cls(d["criterion"], [Trial(*t) for t in d["trials"]], d["score"], d["method"])
+WIDEST = 8  # times that a grid is widened
+ALONG = (-0.5, -0.25, -0.125, 0.0, 0.125, 0.25, 0.5)  # decades of the variance around the best one
+CLOSE = (-0.09, -0.06, -0.03, 0.03, 0.06, 0.09)  # decades around the best of one prior factor
+NEARLY, FINALISTS = 0.005, 6  # nats within which, and prior factors for which, that is looked at
+PLAIN = 1e-3  # variance of logits, or of outputs relative to the noise, that changes no prediction
+LARGEST_SCALE = 8 * DECADE  # of the data scale, up or down
 
 
 class Search:
@@ -90,13 +66,29 @@ class Search:
         self.seed = seed_from(generator) if method == "sampled" else 0
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
+        self.sizes: dict[float, float] = {}  # log of the mean variance of the outputs, by r
+        self.floor = -math.inf  # of r
 
     def run(self, per_layer: bool) -> Laplace:
         r, s = self._grid(self.start)
         best, score = self._at(self.start, r, s), self.scores[r, s]
+        self._say_if_plain(best, r, s)
         if per_layer:
             best, score = self._layers(best, score)
         return replace(best, tuning=Tuning("validation", self.trials, score, self.method))
+
+    def _say_if_plain(self, best: Laplace, r: float, s: float) -> None:
+        """Say it if the prior is so strong that nothing of the posterior is left."""
+        self._measure(self.start, [r])
+        noise = best.likelihood.noise if isinstance(best.likelihood, Gaussian) else None
+        usual = 0.0 if noise is None else 2 * float(noise.double().log().mean())
+        if self._size(r) - s - usual > math.log(PLAIN):
+            return
+        notice(
+            f"tuning chose a prior so strong (precision {best.prior.describe()}) that the posterior predicts what the "
+            "plain network does: on these validation data, uncertain weights gain nothing. With few of them, or with "
+            "data that it was trained on, that can be chance; shares and explained then repeat the prior's."
+        )
 
     def _at(self, posterior: Laplace, r: float, s: float) -> Laplace:
         """Prior factor r · s (so that δ / s moves by r) and data scale s, both relative to ``posterior``."""
@@ -108,39 +100,74 @@ class Search:
     def _grid(self, posterior: Laplace) -> tuple[float, float]:
         """A grid that does not depend on where tuning starts, widened at its edges, then refined."""
         start = level(posterior) - math.log(posterior.data_scale)
-        floor = math.log(resolution(posterior)) - start
-        rs = [r for r in (2 * k * DECADE - start for k in range(-3, 6)) if r > floor]
-        rs = rs or [floor]
-        ss = [k * DECADE for k in (-2, -1, 0, 1, 2)] if self.scales else [0.0]
-        self.scores = {}
-        self._score(posterior, rs, ss)
-        for _ in range(16):
-            r, s = self._best()
-            wider_r = [x for x in _beyond(r, rs) if x > floor and self._gains(r, rs, 0)]
-            wider_s = _beyond(s, ss) if self.scales and self._gains(s, ss, 1) else []
-            if not wider_r and not wider_s:
-                break
-            rs, ss = sorted(rs + wider_r), sorted(ss + wider_s)
-            self._score(posterior, wider_r or rs, ss)
-            self._score(posterior, rs, wider_s or ss)
-        best = self._refined(posterior, self.scales)
+        self.floor = math.log(resolution(posterior)) - start
+        rs = [r for r in (k * DECADE - start for k in range(-6, 11)) if r > self.floor] or [self.floor]
+        self.scores, self.sizes = {}, {}
+        self._score(posterior, {r: [0.0] for r in rs})
+        self._widen(posterior, scales=False)
+        plain = self._refined(posterior, scales=False)
+        if not self.scales:
+            return plain
+        nodes = self._nodes()
+        self._measure(posterior, nodes)
+        around = [self._size(plain[0]) + k * DECADE for k in ALONG]
+        self._score(posterior, {r: [self._size(r) - m for m in around] for r in nodes})
+        self._widen(posterior, scales=True)
+        self._score(posterior, self._nearly_best())
+        best = self._refined(posterior, scales=True)
         if not self.sober or best[1] == 0.0:
             return best
-        with_scale = self._each(posterior, *best)
-        plain = self._refined(posterior, scales=False)
-        gain = self._each(posterior, *plain) - with_scale
+        gain = self._each(posterior, *plain) - self._each(posterior, *best)
         error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
         return best if float(gain.mean()) > STANDARD_ERRORS * error else plain
 
-    def _refined(self, posterior: Laplace, scales: bool) -> tuple[float, float]:
-        """Finer and finer around the best point; of the start's own data scale if ``scales`` is False."""
-        steps = (DECADE, DECADE / 3, DECADE / 9)
-        around = [sum(moves) for moves in itertools.product(*([-step, 0.0, step] for step in steps))]
-        self.validation.expect([self._best(scales)[0] + move for move in around])
-        for step in steps:
+    def _nearly_best(self) -> dict[float, list[float]]:
+        """Smaller steps of the variance for every prior factor that may still win: the valley along r is narrow."""
+        tops = {r: min((self.scores[r, s], s) for x, s in self.scores if x == r) for r in self._nodes()}
+        limit = min(score for score, _ in tops.values()) + NEARLY
+        near = sorted((score, r, s) for r, (score, s) in tops.items() if score <= limit)[:FINALISTS]
+        return {r: [s + k * DECADE for k in CLOSE] for _, r, s in near}
+
+    def _nodes(self) -> list[float]:
+        """Every prior factor that was tried, in order."""
+        return sorted({r for r, _ in self.scores})
+
+    def _widen(self, posterior: Laplace, scales: bool) -> None:
+        """Go on past an edge that the best point lies on, while the score still falls there."""
+        for _ in range(WIDEST):
             r, s = self._best(scales)
-            near = [s - step, s, s + step] if scales else [s]
-            self._score(posterior, [r - step, r, r + step], near)
+            beyond = [x for x in _beyond(r, self._nodes()) if x > self.floor and self._gains(r)]
+            wanted: dict[float, list[float]] = {x: [0.0] for x in beyond}
+            if scales:
+                self._measure(posterior, [r, *beyond])
+                m = self._size(r) - s
+                wanted = {x: [self._size(x) - m + k * DECADE for k in ALONG] for x in beyond}
+                tried = sorted(t for x, t in self.scores if x == r)
+                outward = -1 if s == tried[0] else 1
+                if s in (tried[0], tried[-1]) and abs(s) < LARGEST_SCALE and self._gains_scale(r, s, tried):
+                    wanted.setdefault(r, []).extend(s + outward * k * DECADE for k in (0.25, 0.5, 1.0))
+            if not wanted:
+                return
+            self._score(posterior, wanted)
+
+    def _refined(self, posterior: Laplace, scales: bool) -> tuple[float, float]:
+        """Finer and finer around the best point: prior factor by prior factor, and along equal size of the variance."""
+        steps = [DECADE / 2**k for k in range(1, 6)]
+        middle = self._best(scales)[0]
+        self.validation.expect([middle + k * steps[-1] for k in range(-32, 33)])
+        if not scales:
+            self._score(posterior, {middle + k * DECADE / 4: [0.0] for k in range(-4, 5)})
+        for step in steps[0 if scales else 2 :]:
+            r, s = self._best(scales)
+            rs = [r - step, r, r + step]
+            if scales:
+                self._measure(posterior, rs)
+                m = self._size(r) - s
+                wanted = {x: [self._size(x) - m + k * step / 4 for k in (-1, 0, 1)] for x in rs}
+                wanted[r] = [s - step / 4, s, s + step / 4]
+            else:
+                wanted = {x: [0.0] for x in rs}
+            self._score(posterior, wanted)
         return self._best(scales)
 
     def _best(self, scales: bool = True) -> tuple[float, float]:
@@ -148,16 +175,46 @@ class Search:
         points = self.scores if scales else [key for key in self.scores if key[1] == 0.0]
         return min(points, key=lambda key: self.scores[key] + FLAT * (abs(key[0]) + abs(key[1])) / DECADE)
 
-    def _gains(self, best: float, values: list[float], place: int) -> bool:
-        """Whether the score still falls noticeably towards the edge that the best value lies on."""
-        inner = values[1] if best == values[0] else values[-2]
-        lowest = min(self.scores.values())
-        other = min(v for k, v in self.scores.items() if k[place] == inner)
-        return other - lowest > 10 * FLAT
+    def _gains(self, best: float) -> bool:
+        """Whether the score still falls noticeably towards the edge that the best prior factor lies on."""
+        nodes = self._nodes()
+        if len(nodes) < 2:
+            return True
+        inner = nodes[1] if best == nodes[0] else nodes[-2]
+        lowest = min(v for k, v in self.scores.items() if k[0] == best)
+        return min(v for k, v in self.scores.items() if k[0] == inner) - lowest > 10 * FLAT
 
-    def _score(self, posterior: Laplace, rs: list[float], ss: list[float]) -> None:
+    def _gains_scale(self, r: float, s: float, tried: list[float]) -> bool:
+        inner = tried[1] if s == tried[0] else tried[-2]
+        return len(tried) > 1 and self.scores[r, inner] - self.scores[r, s] > 10 * FLAT
+
+    # The size of the variance, along which the loss is steep: V(r, s) = V(r) / s
+
+    def _size(self, r: float) -> float:
+        """log of the mean variance of the outputs at a data scale of 1."""
+        return self.sizes[r]
+
+    def _measure(self, posterior: Laplace, rs: Sequence[float]) -> None:
+        """Measure it on the first validation examples."""
+        missing = [r for r in rs if r not in self.sizes]
+        if not missing:
+            return
+        if self.method == "linearised":
+            covs = self.validation.first_covariances(posterior, missing)
+            found = [float(cov.diagonal(dim1=-2, dim2=-1).double().mean()) for cov in covs]
+        else:
+            batch = next(self.validation.batches(posterior.likelihood))
+            draws = (self._draws(self._at(posterior, r, 0.0)).outputs(one(batch.inputs)) for r in missing)
+            found = [float(outputs.double().var(0).mean()) for outputs in draws]
+        for r, size in zip(missing, found, strict=True):
+            self.sizes[r] = math.log(max(size, 1e-300)) if math.isfinite(size) else 0.0
+
+    # Scores
+
+    def _score(self, posterior: Laplace, points: dict[float, list[float]]) -> None:
         """Mean NLL at every (r, s) that has none yet, in one pass over the data."""
-        wanted = {r: [s for s in ss if (r, s) not in self.scores] for r in rs}
+        kept = {r: [min(max(s, -LARGEST_SCALE), LARGEST_SCALE) for s in ss] for r, ss in points.items()}
+        wanted = {r: [s for s in dict.fromkeys(ss) if (r, s) not in self.scores] for r, ss in kept.items()}
         wanted = {r: missing for r, missing in wanted.items() if missing}
         if not wanted:
             return
@@ -213,8 +270,7 @@ class Search:
 
     def _drawn(self, posterior: Laplace) -> Tensor:
         """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
-        generator = torch.Generator(posterior.network.device).manual_seed(self.seed)  # a CPU's would keep a GPU waiting
-        draws = posterior.draw(self.num_samples, generator=generator)
+        draws = self._draws(posterior)
         losses = []
         for batch in self.validation.batches(posterior.likelihood):
             with torch.no_grad():
@@ -222,6 +278,10 @@ class Search:
             targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
             losses.append(mixture_loss(posterior.likelihood, outputs, targets).double().cpu())
         return torch.cat(losses)
+
+    def _draws(self, posterior: Laplace) -> WeightDraws:
+        generator = torch.Generator(posterior.network.device).manual_seed(self.seed)  # a CPU's would keep a GPU waiting
+        return posterior.draw(self.num_samples, generator=generator)
 
     def _layers(self, posterior: Laplace, best: float) -> tuple[Laplace, float]:
         """One layer's prior at a time, keeping a move only if it helps."""
@@ -297,12 +357,10 @@ def _moved(posterior: Laplace, layer: str, move: float) -> Laplace:
 
 def _beyond(best: float, values: list[float]) -> list[float]:
     """New values past the edge that the best one lies on."""
-    if len(values) > WIDEST:
-        return []
     if best == values[0]:
-        return [best - 4 * DECADE, best - 2 * DECADE]
+        return [best - 2 * DECADE, best - DECADE]
     if best == values[-1]:
-        return [best + 2 * DECADE, best + 4 * DECADE]
+        return [best + DECADE, best + 2 * DECADE]
     return []
 
 

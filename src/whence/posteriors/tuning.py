@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from whence.batches import take
 from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.evidence import best_noise, best_precision, log_evidence
-from whence.posteriors.search import Search, Trial, Tuning, level
+from whence.posteriors.search import Search, level
+from whence.posteriors.trials import Trial, Tuning
+from whence.predictive.dispatch import predict
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace import Laplace
 
+LESS = 0.01  # confidence than accuracy, that is no difference
+ROUNDS = 300  # of prior and noise in turn
 ScaleChoice = bool | Literal["auto"]
 
 
@@ -58,18 +63,19 @@ def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
         raise BadOption("the evidence is not defined for damping='factored'; pass validation data to tune().")
     trials = []
     noisy = isinstance(posterior.likelihood, Gaussian) and posterior.likelihood.noise.dim() == 0
-    tuned = posterior
-    last = -math.inf
-    for _ in range(100 if noisy else 1):
+    tuned = best = posterior
+    last = top = float(log_evidence(posterior))
+    for _ in range(ROUNDS if noisy else 1):
         tuned = best_precision(tuned, per_layer)
         if noisy:
             tuned = best_noise(tuned)
         score = float(log_evidence(tuned))
         trials.append(Trial(_mean_factor(tuned, posterior), tuned.data_scale, -score))
+        best, top = (tuned, score) if score >= top else (best, top)
         if abs(score - last) < 1e-9 * (abs(score) + 1):
             break
         last = score
-    tuned = replace(tuned, tuning=Tuning("evidence", trials, float(log_evidence(tuned))))
+    tuned = replace(best, tuning=Tuning("evidence", trials, top))
     _warn_if_harmful(tuned)
     return tuned
 
@@ -80,15 +86,23 @@ def _mean_factor(tuned: Laplace, start: Laplace) -> float:
 
 
 def _warn_if_harmful(posterior: Laplace) -> None:
-    """The evidence can choose a prior that drowns the network; training confidence below accuracy shows it."""
-    accuracy = posterior.record.accuracy
-    if accuracy is None or posterior.probe is None:
-        return
-    prediction = posterior.predict(posterior.probe[0])
-    confidence = float(prediction.confidence.mean())  # type: ignore[union-attr]
-    if confidence < accuracy - 0.01:
+    """The evidence can choose a prior that drowns the network."""
+    found = underconfident(posterior)
+    if found:
         notice(
-            f"the prior that the evidence chose makes the network underconfident: mean confidence {confidence:.1%} on "
-            f"training data that it classifies with {accuracy:.1%} accuracy. Tune on validation data instead: "
-            "posterior.tune(validation_data)."
+            f"the prior that the evidence chose makes the network underconfident: {found}. Tune on validation data "
+            "instead: posterior.tune(validation_data)."
         )
+
+
+def underconfident(posterior: Laplace, examples: int | None = None) -> str:
+    """Confidence below accuracy on training data, in words; empty where it is not, or where that cannot be said."""
+    accuracy = posterior.record.accuracy
+    if accuracy is None or posterior.probe is None or len(posterior.record.output_shape) != 1:
+        return ""
+    inputs = posterior.probe[0] if examples is None else take(posterior.probe[0], slice(0, examples))
+    prediction: Any = predict(posterior, inputs, "linearised", "mc", None, None, False)
+    confidence = float(prediction.confidence.mean())
+    if confidence >= accuracy - LESS:
+        return ""
+    return f"mean confidence {confidence:.1%} on training data that it classifies with {accuracy:.1%} accuracy"

@@ -76,6 +76,10 @@ class Piece:
         return [found[r] for r in rs]
 
     @property
+    def size_of_covariances(self) -> int:
+        return sum(cov.numel() * cov.element_size() for cov in self.covariances.values())
+
+    @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for p in self.projections for t in _tensors(p))
 
@@ -95,7 +99,8 @@ class Validation:
         self._kept: list[Piece] | None = None
         self._expected: list[float] = []
         self._covariance = 0  # bytes of one
-        self._found: list[Piece] = []  # of the last pass that looked ahead, without projections
+        self._found: list[Piece] = []  # with the covariances of earlier passes, without projections
+        self._first: Piece | None = None  # some examples, which are kept in any case
         self._room: float = CUDA_KEEP if data.device.type == "cuda" else KEEP
 
     def expect(self, rs: list[float]) -> None:
@@ -108,18 +113,26 @@ class Validation:
         if all(_key(r) in known for r in rs):
             yield from ((piece, piece.covariance(moved, rs)) for piece in self._found)
             return
-        ahead = self._ahead(rs)
-        every, found = [*rs, *ahead], []
+        every, found = [*rs, *self._ahead(rs)], []
+        room = self._room - sum(piece.size_of_covariances for piece in self._found)
         for piece in self.pieces(posterior):
             covs = piece.covariance(moved, every)
             yield piece, covs[: len(rs)]
             if self._kept is not None:
                 self._keep_covariances(piece, rs, covs)
-            elif ahead:
-                light = dict(zip(map(_key, every), covs, strict=True))
-                found.append(replace(piece, projections=[], covariances=light))
-        if ahead:
-            self._found = found
+                continue
+            light = replace(piece, projections=[], covariances=dict(zip(map(_key, every), covs, strict=True)))
+            room -= light.size_of_covariances
+            found.append(light)
+            if room < 0:
+                found, room = [], -math.inf
+        if found and self._kept is None:
+            self._found = [_joined(a, b) for a, b in zip(self._found or found, found, strict=True)]
+
+    def first_covariances(self, posterior: Laplace, rs: list[float]) -> list[Tensor]:
+        """V(r) of the first examples alone, after a pass."""
+        assert self._first is not None
+        return self._first.covariance(Moved(posterior), rs)
 
     def _ahead(self, rs: list[float]) -> list[float]:
         """What a pass finds for later ones; nothing where projections are kept, or where it would not fit."""
@@ -150,6 +163,7 @@ class Validation:
         kept: list[Piece] = []
         for piece in self._projected(posterior):
             self.count += len(piece.mean)
+            self._first = self._first or replace(piece, covariances={})
             self._covariance = piece.mean.shape[-1] ** 2 * piece.mean.element_size()
             used += piece.bytes
             if used <= self._room:
@@ -187,6 +201,10 @@ class Validation:
                 yield counted
         if not found:
             raise BadData("the validation data hold no target that counts: every label is ignore_index.")
+
+
+def _joined(one: Piece, other: Piece) -> Piece:
+    return replace(other, covariances=one.covariances | other.covariances)
 
 
 def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projection]]:

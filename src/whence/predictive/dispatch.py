@@ -14,6 +14,7 @@ from torch import Tensor
 from whence.batches import from_numpy, is_inputs, size_of, tensors_in
 from whence.checks import Watch
 from whence.errors import BadOption, NotDefined, one_of
+from whence.likelihoods import HeteroscedasticGaussian
 from whence.predictive import linearised
 from whence.predictive.links import LINKS, Link, predict_gaussian
 from whence.predictive.predictions import JointPrediction, Prediction, _Lazy
@@ -70,6 +71,13 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
             collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m)
 
     def covariance() -> Tensor:
+        found = whole()
+        if isinstance(posterior.likelihood, HeteroscedasticGaussian):  # of the means, not of the log variances
+            size = found.shape[-1] // 2
+            return found[..., :size, :size]
+        return found
+
+    def whole() -> Tensor:
         if collected.keeps:
             return collected.joined("covariance")
         if not is_inputs(x):
@@ -80,7 +88,7 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
         return torch.cat([m.cov for m in linearised.moments_of(posterior, x)])
 
     def again(mean: Tensor) -> Prediction:
-        return predict_gaussian(posterior.likelihood, mean, covariance(), link, points, covariance)
+        return predict_gaussian(posterior.likelihood, mean, whole(), link, points, covariance)
 
     return collected.prediction(covariance, again)
 

@@ -65,7 +65,7 @@ def predict_gaussian(
         noise = likelihood.variance(mean).reshape(mean.shape)
         return RegressionPrediction(mean, noise, variance, _lazy=lazy)
     if isinstance(likelihood, HeteroscedasticGaussian):
-        return heteroscedastic_from(output_draws(mean, cov, points))
+        return _heteroscedastic(mean, variance, output_draws(mean, cov, points), lazy)
     if task == "count":
         return count_from(mean, variance, output_draws(mean, cov, points))
     return OutputPrediction(mean, variance, _lazy=lazy)
@@ -135,7 +135,15 @@ def bridge(mean: Tensor, cov: Tensor) -> Tensor:
 def count_from(mean: Tensor, variance: Tensor, log_rates: Tensor) -> CountPrediction:
     """A log-normal rate: E[λ] = exp(m + v/2), Var[λ] = (e^v − 1) E[λ]²."""
     expected = (mean + variance / 2).exp()
-    return CountPrediction(expected, torch.expm1(variance) * expected.square(), log_rates.exp())
+    return CountPrediction(expected, torch.expm1(variance) * expected.square(), log_rates.exp(), mean, variance)
+
+
+def _heteroscedastic(mean: Tensor, variance: Tensor, draws: Tensor, lazy: _Lazy) -> RegressionPrediction:
+    """A log-normal noise variance: E[σ²] = exp(m + v/2); the draws are for quantiles alone."""
+    size = mean.shape[-1] // 2
+    noise = (mean[..., size:] + variance[..., size:] / 2).exp()
+    means, log_vars = draws.chunk(2, dim=-1)
+    return RegressionPrediction(mean[..., :size], noise, variance[..., :size], means, log_vars.exp(), lazy)
 
 
 def heteroscedastic_from(outputs: Tensor) -> RegressionPrediction:
@@ -176,5 +184,6 @@ def predict_draws(likelihood: Likelihood, outputs: Tensor) -> Prediction:
         return RegressionPrediction(centre, noise, outputs.var(0, correction=0), outputs, None, lazy)
     if task == "count":
         rates = outputs.exp()
-        return CountPrediction(rates.mean(0), rates.var(0, correction=0), rates)
+        spread = outputs.var(0, correction=0)
+        return CountPrediction(rates.mean(0), rates.var(0, correction=0), rates, centre, spread)
     return OutputPrediction(centre, outputs.var(0, correction=0), outputs, lazy)

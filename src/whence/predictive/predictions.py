@@ -213,11 +213,13 @@ class RegressionPrediction:
 
 @dataclass(frozen=True)
 class CountPrediction:
-    """Counts: mean and variance of the target, and of its rate."""
+    """Counts: mean and variance of the target, of its rate, and of the rate's logarithm."""
 
     mean: Tensor  # (N, K): expected count
     epistemic: Tensor  # variance of the rate
     samples: Tensor = field(repr=False)  # rates of each draw (S, N, K)
+    log_rate_mean: Tensor | None = None  # (N, K): of the network's outputs
+    log_rate_variance: Tensor | None = None  # (N, K)
 
     @property
     def aleatoric(self) -> Tensor:

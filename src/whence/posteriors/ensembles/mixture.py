@@ -84,7 +84,8 @@ def mixture(predictions: Sequence[Prediction], weights: Tensor) -> Prediction:
         return _regression(parts, weights)
     if isinstance(first, CountPrediction):
         mean, spread = _moments([p.mean for p in parts], [p.epistemic for p in parts], weights)
-        return CountPrediction(mean, spread, _shown([p.samples for p in parts], weights))
+        logs = _moments([p.log_rate_mean for p in parts], [p.log_rate_variance for p in parts], weights)
+        return CountPrediction(mean, spread, _shown([p.samples for p in parts], weights), *logs)
     mean, spread = _moments([p.mean for p in parts], [p.variance for p in parts], weights)
     samples = None if any(p.samples is None for p in parts) else _shown([p.samples for p in parts], weights)
     lazy = _Lazy(_covariance([p.mean for p in parts], _asked(parts, "covariance"), weights))
