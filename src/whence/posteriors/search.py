@@ -39,6 +39,7 @@ DRAWS = 20  # weight draws while tuning the sampled predictive
 FLAT = 1e-5  # nats per example and decade; less than this is no difference
 STANDARD_ERRORS = 2.0  # by which another data scale must be better to be taken
 WIDEST = 8  # times that a grid is widened
+ACROSS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3, 4)  # decades of the prior around the best one, at which the scale is tried
 ALONG = (-0.5, -0.25, -0.125, 0.0, 0.125, 0.25, 0.5)  # decades of the variance around the best one
 CLOSE = (-0.09, -0.06, -0.03, 0.03, 0.06, 0.09)  # decades around the best of one prior factor
 NEARLY, FINALISTS = 0.005, 6  # nats within which, and prior factors for which, that is looked at
@@ -108,7 +109,7 @@ class Search:
         plain = self._refined(posterior, scales=False)
         if not self.scales:
             return plain
-        nodes = self._nodes()
+        nodes = [r for r in (plain[0] + k * DECADE for k in ACROSS) if r >= min(plain[0], self.floor)]
         self._measure(posterior, nodes)
         around = [self._size(plain[0]) + k * DECADE for k in ALONG]
         self._score(posterior, {r: [self._size(r) - m for m in around] for r in nodes})
