@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import whence
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from whence import zoo
 
 DETERMINISTIC, DROPOUT, DIAGONAL, KRONECKER = "deterministic", "MC dropout", "diagonal Laplace", "Kronecker Laplace"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from reproductions.ritter2018.mnist import DIAGONAL, KRONECKER, LINEARISED, QUICK, Setup, Subject
 
 

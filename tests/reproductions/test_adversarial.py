@@ -12,7 +12,7 @@ from reproductions.ritter2018.adversarial import EXPERIMENT
 from reproductions.ritter2018.adversarial.check import BINARISED, GREY, half
 from reproductions.ritter2018.adversarial.curves import Along, away, fooled, names, plain_methods, seeds
 from reproductions.ritter2018.mnist import KRONECKER, METHODS
-from reproductions.ritter2018.store import Values, read, values
+from reproductions.store import Values, read, values
 from tests.reproductions import laws
 
 

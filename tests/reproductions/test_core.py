@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from reproductions.ritter2018 import readme
+from reproductions import readme
+from reproductions.claims import Interval, above, below, difference, every, interval, within
+from reproductions.ritter2018 import COLLECTION
 from reproductions.ritter2018.__main__ import main
-from reproductions.ritter2018.claims import Interval, above, below, difference, every, interval, within
-from reproductions.ritter2018.experiment import HOME, NAMES, experiment
-from reproductions.ritter2018.store import OtherConfig, OutOfTime, Results, read, rounded, values
+from reproductions.store import OtherConfig, OutOfTime, Results, read, rounded, values
 
 
 def made(path: Path, config: dict[str, int] | None = None, **more: float) -> Results:
@@ -76,7 +76,7 @@ def test_work_is_shared_by_name_and_put_together(tmp_path: Path) -> None:
 
 def test_the_command_shares_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     some = ["ood", "--quick", "--device", "cpu", "--no-progress"]
-    count = len(experiment("ood").units(experiment("ood").config(True)))
+    count = len(COLLECTION.experiment("ood").units(COLLECTION.experiment("ood").config(True)))
     assert main([*some, "--units", "reading/*", "--out", str(tmp_path / "a")]) == 0
     (tmp_path / "a" / "table.csv").write_text("x\n")
     assert main([*some, "--merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
@@ -136,7 +136,7 @@ def test_only_what_lies_between_the_marks_is_written() -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    found = experiment("adversarial")
+    found = COLLECTION.experiment("adversarial")
     units = found.units(found.config(True))
     done = {"quick": True, "units": dict.fromkeys(units)}
     assert readme.unfinished(found, done) == ""
@@ -144,19 +144,21 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert f"1 of {len(units)} units are missing ({units[-1]}" in readme.unfinished(found, done)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if (HOME / name / "results.json").exists()])
+@pytest.mark.parametrize(
+    "name", [name for name in COLLECTION.names if (COLLECTION.home / name / "results.json").exists()]
+)
 def test_pages_say_what_the_results_say(name: str) -> None:
-    content = read(HOME / name / "results.json")
+    content = read(COLLECTION.home / name / "results.json")
     assert not content["quick"]
-    found = experiment(name)
-    folder = HOME / name
+    found = COLLECTION.experiment(name)
+    folder = COLLECTION.home / name
     assert (folder / "README.md").read_text() == readme.expected(folder, readme.section(found, content))
     assert content["config"] == json.loads(json.dumps(asdict(found.config(False)))), "the results are of another time"
     assert content["units"] and set(content["units"]) <= set(found.units(found.config(False)))
 
 
 def test_the_page_over_all_lists_every_claim() -> None:
-    assert (HOME / "README.md").read_text() == readme.expected(HOME, readme.summary())
+    assert (COLLECTION.home / "README.md").read_text() == readme.expected(COLLECTION.home, readme.summary(COLLECTION))
 
 
 # The command

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import whence
-from reproductions.ritter2018 import mnist_prepare, readme
+from reproductions import readme
+from reproductions.experiment import Context
+from reproductions.ritter2018 import COLLECTION, mnist_prepare
 from reproductions.ritter2018.__main__ import main
-from reproductions.ritter2018.experiment import HOME, Context
 from reproductions.ritter2018.mnist import (
     DETERMINISTIC,
     DIAGONAL,
@@ -27,7 +28,7 @@ from reproductions.ritter2018.mnist import (
 from reproductions.ritter2018.ood import EXPERIMENT, check, names
 from reproductions.ritter2018.ood.config import MEAN, PRIOR, SLOW
 from reproductions.ritter2018.ood.run import detection, evaluate, spread
-from reproductions.ritter2018.store import read, values
+from reproductions.store import read, values
 
 CONFIG = EXPERIMENT.config(True)
 
@@ -263,9 +264,9 @@ def test_verdicts_on_the_bound_follow_the_numbers(even):
         assert verdict(moved(SLOW, bound, "bound"), "far from its optimum") == wanted
 
 
-@pytest.mark.skipif(not (HOME / "ood" / "results.json").exists(), reason="the full run has not been made")
+@pytest.mark.skipif(not (COLLECTION.home / "ood" / "results.json").exists(), reason="the full run has not been made")
 def test_the_readme_says_what_the_results_say():
-    folder = HOME / "ood"
+    folder = COLLECTION.home / "ood"
     part = readme.section(EXPERIMENT, read(folder / "results.json"))
     assert (folder / "README.md").read_text() == readme.expected(folder, part)
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from reproductions.ritter2018 import readme
+from reproductions import readme
+from reproductions.ritter2018 import COLLECTION
 from reproductions.ritter2018.__main__ import main
-from reproductions.ritter2018.experiment import HOME
-from reproductions.ritter2018.store import read, values
 from reproductions.ritter2018.toy import EXPERIMENT, methods, reference
 from reproductions.ritter2018.toy.claims import judged
 from reproductions.ritter2018.toy.config import config
@@ -21,8 +20,9 @@ from reproductions.ritter2018.toy.names import DETERMINISTIC, DIAGONAL, FULL, HM
 from reproductions.ritter2018.toy.problem import Problem, mode
 from reproductions.ritter2018.toy.run import Subject
 from reproductions.ritter2018.toy.views import View
+from reproductions.store import read, values
 
-COMMITTED = HOME / "toy" / "results.json"
+COMMITTED = COLLECTION.home / "toy" / "results.json"
 SEEDS = ("0", "1", "2")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from reproductions.ritter2018.store import Values, read, values
 from reproductions.ritter2018.where import EXPERIMENT
+from reproductions.store import Values, read, values
 from tests.reproductions import laws
 
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 from PIL import Image
 
-from reproductions.ritter2018 import readme
+from reproductions import readme
+from reproductions.experiment import Context
+from reproductions.ritter2018 import COLLECTION
 from reproductions.ritter2018.__main__ import main
-from reproductions.ritter2018.experiment import HOME, Context
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import read, values
 from reproductions.ritter2018.wrn import EXPERIMENT, measure, prepare
 from reproductions.ritter2018.wrn.claims import claims
 from reproductions.ritter2018.wrn.config import QUICK, methods, units
 from reproductions.ritter2018.wrn.subject import Subject
+from reproductions.store import read, values
 
-COMMITTED = HOME / "wrn" / "results.json"
+COMMITTED = COLLECTION.home / "wrn" / "results.json"
 
 
 @pytest.fixture(scope="module")
@@ -235,5 +236,5 @@ def test_tables_name_every_method() -> None:
 def test_the_readme_says_what_the_results_say() -> None:
     content = read(COMMITTED)
     assert set(values(content)) == set(units(EXPERIMENT.config(False)))
-    expected = readme.expected(HOME / "wrn", readme.section(EXPERIMENT, content))
-    assert (HOME / "wrn" / "README.md").read_text() == expected
+    expected = readme.expected(COLLECTION.home / "wrn", readme.section(EXPERIMENT, content))
+    assert (COLLECTION.home / "wrn" / "README.md").read_text() == expected

@@ -15,7 +15,7 @@ import whence
 from reproductions.ritter2018 import mnist
 from reproductions.ritter2018.adversarial.config import Config
 from reproductions.ritter2018.ood.check import by_hand, covariance_roots, draw_weights, forward, linear_layers
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 GREY, BINARISED = "grey images", "binarised images"
 COPIES = {GREY: 0, BINARISED: 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from reproductions.claims import Claim, Interval, Verdict, above, difference, every, interval, within
 from reproductions.ritter2018.adversarial.check import BINARISED, GREY
 from reproductions.ritter2018.adversarial.config import PLAIN, UNTARGETED
 from reproductions.ritter2018.adversarial.curves import (
@@ -18,9 +19,8 @@ from reproductions.ritter2018.adversarial.curves import (
     seeds,
     steps,
 )
-from reproductions.ritter2018.claims import Claim, Interval, Verdict, above, difference, every, interval, within
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, METHODS
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 SAME = (DETERMINISTIC, DROPOUT, DIAGONAL)  # the paper's other ways to predict with the same network
 ALIKE = 0.1  # nats of entropy within which curves count as alike

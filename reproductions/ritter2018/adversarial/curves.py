@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from reproductions.claims import Interval, Verdict, above, difference
 from reproductions.ritter2018.adversarial.config import PLAIN, TARGETED, UNTARGETED
-from reproductions.ritter2018.claims import Interval, Verdict, above, difference
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 AWAY = 0.1  # step from which the table's means are taken
 

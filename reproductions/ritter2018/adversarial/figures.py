@@ -9,8 +9,8 @@ from typing import Any
 from reproductions.ritter2018.adversarial.config import PLAIN
 from reproductions.ritter2018.adversarial.curves import curve, names, plain_methods, steps
 from reproductions.ritter2018.mnist import DETERMINISTIC, KRONECKER, METHODS
-from reproductions.ritter2018.store import Values
-from reproductions.ritter2018.style import BLACK, BLUE, COLOURS, ORANGE, SKY, save, subplots
+from reproductions.store import Values
+from reproductions.style import BLACK, BLUE, COLOURS, ORANGE, SKY, save, subplots
 
 VARIANTS = (BLUE, ORANGE, SKY, BLACK)
 LABELS = {

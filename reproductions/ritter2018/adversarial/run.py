@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import whence
+from reproductions.experiment import Context
 from reproductions.ritter2018 import mnist
 from reproductions.ritter2018.adversarial.check import BINARISED, GREY, check
 from reproductions.ritter2018.adversarial.config import CHECKED, PLAIN, TARGETED, UNTARGETED, Config
-from reproductions.ritter2018.experiment import Context
-from reproductions.ritter2018.store import Results, Values
+from reproductions.store import Results, Values
 
 
 def run(config: Config, results: Results, context: Context) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from reproductions.claims import interval
 from reproductions.ritter2018.adversarial.claims import updates
 from reproductions.ritter2018.adversarial.config import PLAIN
 from reproductions.ritter2018.adversarial.curves import away, curve, fooled, half, names, peak, plain_methods, seeds
-from reproductions.ritter2018.claims import interval
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 
 def tables(units: Values) -> str:

@@ -1,6 +1,6 @@
 """Section 5.2: uncertainty on what is no digit (figure 2, table 1)."""
 
-from reproductions.ritter2018.experiment import Experiment
+from reproductions.experiment import Experiment
 from reproductions.ritter2018.ood.claims import claims
 from reproductions.ritter2018.ood.config import config, units
 from reproductions.ritter2018.ood.figures import figures

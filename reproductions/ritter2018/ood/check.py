@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import whence
 from reproductions.ritter2018.mnist import DETERMINISTIC, Subject
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 if TYPE_CHECKING:
     from reproductions.ritter2018.ood.config import Config

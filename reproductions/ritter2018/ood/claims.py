@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from statistics import fmean
 
-from reproductions.ritter2018.claims import Claim, Interval, Verdict, above, below, difference, every, interval, within
+from reproductions.claims import Claim, Interval, Verdict, above, below, difference, every, interval, within
 from reproductions.ritter2018.mnist import (
     DETERMINISTIC,
     DIAGONAL,
@@ -32,7 +32,7 @@ from reproductions.ritter2018.ood.names import (
     readings,
     seeds,
 )
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 ALIKE = 0.2  # points of accuracy
 SIMILAR = 0.2  # nats of mean entropy

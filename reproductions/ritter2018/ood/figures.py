@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from reproductions.ritter2018 import style
+from reproductions import style
 from reproductions.ritter2018.mnist import DETERMINISTIC, METHODS, PAPER
 from reproductions.ritter2018.ood.names import DETECTORS, copy_counts, label, outside, over_seeds, seeds
 from reproductions.ritter2018.ood.tables import settling
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 
 def figures(values: Values, folder: Path) -> list[Path]:

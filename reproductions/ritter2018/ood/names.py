@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reproductions.ritter2018.mnist import LAYERED, METHODS
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 SETS = {"notmnist": "notMNIST", "fashion-mnist": "Fashion-MNIST", "kmnist": "KMNIST"}
 DETECTORS = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import whence
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from reproductions.ritter2018.mnist import (
     DETERMINISTIC,
     DIAGONAL,
@@ -28,7 +28,7 @@ from reproductions.ritter2018.mnist import (
 )
 from reproductions.ritter2018.ood.check import check
 from reproductions.ritter2018.ood.config import BATCH, MEAN, SLOW, Config
-from reproductions.ritter2018.store import Results, Values
+from reproductions.store import Results, Values
 from whence import metrics, zoo
 
 RANKS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)  # of eigenvalues that are reported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reproductions.ritter2018.claims import Interval, interval
+from reproductions.claims import Interval, interval
 from reproductions.ritter2018.mnist import (
     DETERMINISTIC,
     DIAGONAL,
@@ -26,7 +26,7 @@ from reproductions.ritter2018.ood.names import (
     readings,
     seeds,
 )
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 TABLE_1 = {FACTORISED: 98.88, DETERMINISTIC: 98.86, DROPOUT: 98.85, DIAGONAL: 98.85, KRONECKER: 98.80}  # %
 ROUNDING = 1e-6  # of the largest eigenvalue; below, single precision knows nothing

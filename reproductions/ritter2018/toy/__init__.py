@@ -1,6 +1,6 @@
 """Toy regression: section 5.1, figures 1 and 8, appendix E."""
 
-from reproductions.ritter2018.experiment import Experiment
+from reproductions.experiment import Experiment
 from reproductions.ritter2018.toy.claims import claims
 from reproductions.ritter2018.toy.config import config
 from reproductions.ritter2018.toy.figures import figures

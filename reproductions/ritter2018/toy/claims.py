@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reproductions.ritter2018.claims import Claim, Interval, Verdict, above, below, difference, every, interval
-from reproductions.ritter2018.store import Values
+from reproductions.claims import Claim, Interval, Verdict, above, below, difference, every, interval
 from reproductions.ritter2018.toy.names import DETERMINISTIC, DIAGONAL, EXACT, FULL, HMC, KRONECKER, PAPER
 from reproductions.ritter2018.toy.views import View, activations
+from reproductions.store import Values
 
 GOOD = 0.5  # of HMC's standard deviation: a distance up to which a fit is called good
 VASTLY = 3.0  # times HMC's standard deviation

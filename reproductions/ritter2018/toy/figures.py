@@ -6,9 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from reproductions.ritter2018.claims import interval
-from reproductions.ritter2018.store import Values
-from reproductions.ritter2018.style import BLACK, BLUE, COLOURS, ORANGE, PURPLE, RED, save, subplots
+from reproductions.claims import interval
 from reproductions.ritter2018.toy.names import (
     DETERMINISTIC,
     DIAGONAL,
@@ -24,6 +22,8 @@ from reproductions.ritter2018.toy.names import (
 )
 from reproductions.ritter2018.toy.run import NETWORK
 from reproductions.ritter2018.toy.views import View, activations
+from reproductions.store import Values
+from reproductions.style import BLACK, BLUE, COLOURS, ORANGE, PURPLE, RED, save, subplots
 
 MINE = {
     KRONECKER: BLUE, EXACT: BLUE, DIAGONAL: COLOURS[DIAGONAL], DIAGONAL_FISHER: COLOURS[DIAGONAL], FULL: PURPLE,

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 import whence
-from reproductions.ritter2018.experiment import Context
-from reproductions.ritter2018.store import Results, Values
+from reproductions.experiment import Context
 from reproductions.ritter2018.toy import measure, reference
 from reproductions.ritter2018.toy.config import Config
 from reproductions.ritter2018.toy.methods import fitted, predicted, tuned
 from reproductions.ritter2018.toy.names import DETERMINISTIC, HMC, PAPER, TUNINGS, WAYS
 from reproductions.ritter2018.toy.problem import Mode, Problem, mode
+from reproductions.store import Results, Values
 
 NETWORK, AGAIN, CHECK = "network", "HMC from the prior", "check"
 

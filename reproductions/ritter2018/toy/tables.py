@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reproductions.ritter2018.claims import interval
-from reproductions.ritter2018.store import Values
+from reproductions.claims import interval
 from reproductions.ritter2018.toy.claims import claims, judged, ratios
 from reproductions.ritter2018.toy.figures import LABELS
 from reproductions.ritter2018.toy.names import DETERMINISTIC, HMC, TUNINGS, WAYS
 from reproductions.ritter2018.toy.run import AGAIN, CHECK, NETWORK
 from reproductions.ritter2018.toy.views import View, activations
+from reproductions.store import Values
 
 
 def tables(units: Values) -> str:

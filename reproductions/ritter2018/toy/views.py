@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.toy.names import DETERMINISTIC, HMC, METHODS
+from reproductions.store import Values
 
 
 def activations(units: Values) -> list[str]:

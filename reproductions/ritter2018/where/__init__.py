@@ -1,6 +1,6 @@
 """Where is the uncertainty? Layer, unit and weight tables of every network of the other experiments."""
 
-from reproductions.ritter2018.experiment import Experiment
+from reproductions.experiment import Experiment
 from reproductions.ritter2018.where.claims import claims
 from reproductions.ritter2018.where.config import config, units
 from reproductions.ritter2018.where.figures import figures

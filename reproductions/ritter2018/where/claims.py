@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reproductions.ritter2018.claims import Claim, above, below, interval
-from reproductions.ritter2018.store import Values
+from reproductions.claims import Claim, above, below, interval
 from reproductions.ritter2018.where.tables import TITLES, kinds
+from reproductions.store import Values
 
 STRONG = 0.14  # ε² from which a difference counts as large
 

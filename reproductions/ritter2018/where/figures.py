@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproductions.ritter2018.store import Values
-from reproductions.ritter2018.style import BLACK, BLUE, ORANGE, save, subplots
 from reproductions.ritter2018.where.tables import TITLES, column, kinds
+from reproductions.store import Values
+from reproductions.style import BLACK, BLUE, ORANGE, save, subplots
 
 VIEWS = {"test": ("test inputs", BLUE), "ood": ("novel inputs", ORANGE)}
 

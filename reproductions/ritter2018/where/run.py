@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import whence
+from reproductions.experiment import Context
 from reproductions.ritter2018 import mnist
-from reproductions.ritter2018.experiment import Context
-from reproductions.ritter2018.store import Results, Values
 from reproductions.ritter2018.where.config import Config
 from reproductions.ritter2018.wrn.subject import Subject as Wrn
+from reproductions.store import Results, Values
 
 UNKNOWN = 0.01  # a unit that is identified less than this has learnt nothing
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 TITLES = {
     "mnist": "MNIST, 784-1024-1024-10",

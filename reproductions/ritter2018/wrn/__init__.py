@@ -1,6 +1,6 @@
 """Section 5.4: uncertainty on misclassifications of a wide residual network, and on images of another kind."""
 
-from reproductions.ritter2018.experiment import Experiment
+from reproductions.experiment import Experiment
 from reproductions.ritter2018.wrn.claims import claims
 from reproductions.ritter2018.wrn.config import config, units
 from reproductions.ritter2018.wrn.figures import figures

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from reproductions.ritter2018.claims import (
+from reproductions.claims import (
     Claim,
     Interval,
     Verdict,
@@ -17,10 +17,10 @@ from reproductions.ritter2018.claims import (
     interval,
     within,
 )
-from reproductions.ritter2018.experiment import HOME
+from reproductions.ritter2018 import COLLECTION
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import Values, read, values
 from reproductions.ritter2018.wrn.values import NETWORKS, measured, methods, networks, novelty, tuned
+from reproductions.store import Values, read, values
 
 COMPARABLE = 0.5  # points of accuracy
 ALMOST_DETERMINISTIC = 0.005  # mean total variation from the deterministic prediction
@@ -177,7 +177,7 @@ def _novelty(units: Values) -> list[Found]:
 
 def mlp() -> Values:
     """Values of the ``ood`` experiment, if it was run."""
-    path = HOME / "ood" / "results.json"
+    path = COLLECTION.home / "ood" / "results.json"
     return values(read(path)) if path.exists() else {}
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reproductions.ritter2018 import style
+from reproductions import style
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.wrn.measure import LEAST, doubts, unpacked
 from reproductions.ritter2018.wrn.values import NETWORKS, measured, methods, networks, seeds
+from reproductions.store import Values
 
 SETS = {"cifar10": "CIFAR-10", "svhn-recropped": "SVHN"}
 GROUPS = {"wrong": "-", "correct": "--"}

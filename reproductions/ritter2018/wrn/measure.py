@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 from whence import metrics
 
 SURE = 0.99  # confidence beyond which a prediction counts as sure

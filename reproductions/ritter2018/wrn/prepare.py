@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from reproductions.ritter2018.wrn.config import config
 from reproductions.ritter2018.wrn.subject import Subject
 

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Literal
 
 import whence
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import Results, Values
 from reproductions.ritter2018.wrn import measure
 from reproductions.ritter2018.wrn.config import Config, label, methods
 from reproductions.ritter2018.wrn.subject import How, Subject, coarse_products
+from reproductions.store import Results, Values
 
 Damping = Literal["exact", "factored"]
 TUNED: dict[str, tuple[Literal["kron", "diag"], Damping, How]] = {

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import whence
-from reproductions.ritter2018.experiment import Context
+from reproductions.experiment import Context
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED, Method
-from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.wrn.config import Config
+from reproductions.store import Values
 from whence import zoo
 
 TRAINING = ("recipe", "data", "depth", "width", "shortcut", "epochs", "batch_size", "lr", "amp", "crop")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reproductions.ritter2018.claims import interval
+from reproductions.claims import interval
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import Values
 from reproductions.ritter2018.wrn.values import NETWORKS, ORDER, measured, methods, networks, novelty, seeds, tuned
+from reproductions.store import Values
 
 # Table 2 of the paper, CIFAR-100.
 PAPER = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED
-from reproductions.ritter2018.store import Values
+from reproductions.store import Values
 
 NETWORKS = {"dropout": "with dropout", "plain": "without dropout"}
 ORDER = (DETERMINISTIC, DROPOUT, DIAGONAL, KRONECKER, LINEARISED)

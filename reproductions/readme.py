@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reproductions.ritter2018.claims import Claim
-from reproductions.ritter2018.experiment import HOME, NAMES, Experiment, experiment
-from reproductions.ritter2018.store import Values, read, values
+from reproductions.claims import Claim
+from reproductions.experiment import Collection, Experiment
+from reproductions.store import Values, read, values
 
 BEGIN, END = "<!-- results begin -->", "<!-- results end -->"
 
@@ -56,18 +56,18 @@ def filled(text: str, part: str) -> str:
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
-def summary() -> str:
+def summary(collection: Collection) -> str:
     """All claims of all experiments that have results."""
     parts = []
-    for name in NAMES:
-        path = HOME / name / "results.json"
+    for name in collection.names:
+        path = collection.home / name / "results.json"
         if path.exists():
-            found = experiment(name)
+            found = collection.experiment(name)
             content = read(path)
             parts += [f"## [{found.title}]({name}/README.md)", claim_table(found.claims(values(content)))]
             parts += filter(None, [unfinished(found, content)])
         else:
-            parts += [f"## [{experiment(name).title}]({name}/README.md)", "Not run yet."]
+            parts += [f"## [{collection.experiment(name).title}]({name}/README.md)", "Not run yet."]
     return "\n\n".join(parts)
 
 
@@ -75,8 +75,9 @@ def expected(folder: Path, part: str) -> str:
     return filled((folder / "README.md").read_text(), part)
 
 
-def write(name: str) -> None:
+def write(collection: Collection, name: str) -> None:
     """Fill the README of an experiment, and the one over all."""
-    folder = HOME / name
-    (folder / "README.md").write_text(expected(folder, section(experiment(name), read(folder / "results.json"))))
-    (HOME / "README.md").write_text(expected(HOME, summary()))
+    home = collection.home
+    found, content = collection.experiment(name), read(home / name / "results.json")
+    (home / name / "README.md").write_text(expected(home / name, section(found, content)))
+    (home / "README.md").write_text(expected(home, summary(collection)))

@@ -8,16 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproductions.ritter2018.claims import Claim
-from reproductions.ritter2018.store import Results, Values
+from reproductions.claims import Claim
+from reproductions.store import Results, Values
 
-HOME = Path(__file__).parent
-NAMES = ("toy", "ood", "adversarial", "wrn", "where")
+
+@dataclass(frozen=True)
+class Collection:
+    """Experiments that belong together, each a package of its own below ``package`` with an ``EXPERIMENT``."""
+
+    package: str
+    names: tuple[str, ...]
+
+    @property
+    def home(self) -> Path:
+        found = importlib.import_module(self.package).__file__
+        assert found is not None
+        return Path(found).parent
+
+    def experiment(self, name: str) -> Experiment:
+        found: Experiment = importlib.import_module(f"{self.package}.{name}").EXPERIMENT
+        return found
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One of the paper's experiments.
+    """A question, its numbers and its answers.
 
     ``units`` names every unit of work of a configuration, for the progress bar; ``figures`` and ``tables`` and
     ``claims`` take the values of the units and nothing else.
@@ -40,8 +55,3 @@ class Context:
     device: str
     cache: Path
     progress: bool = True
-
-
-def experiment(name: str) -> Experiment:
-    found: Experiment = importlib.import_module(f"reproductions.ritter2018.{name}").EXPERIMENT
-    return found
