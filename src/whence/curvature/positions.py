@@ -63,13 +63,17 @@ def reaching(columns: Tensor, recording: Recording, likelihood: Likelihood, targ
 def find_live(recording: Recording, grads: Gradients, column: Tensor) -> None:
     """Note for every sequence which of its positions the gradients of all outputs that count reach."""
     found = {i: _reached(grads.grads[i]) for i in _sequences(recording)}
-    unsure = [i for i, live in found.items() if _by_chance(recording, i) and not bool(live.all())]
+    unsure = [i for i, live in found.items() if _by_chance(recording, i) and not _every(live)]
     if unsure:
         for i, again in _softened(recording, column, unsure).items():
             found[i] = found[i] | again
     for i, live in found.items():
-        everything = live.device.type == "cpu" and bool(live.all())
-        recording.called[i].live = None if everything else live
+        recording.called[i].live = None if live.device.type == "cpu" and bool(live.all()) else live
+
+
+def _every(live: Tensor) -> bool:
+    """Whether all positions count; False where a CUDA graph is captured, which must do for other batches too."""
+    return not (live.is_cuda and torch.cuda.is_current_stream_capturing()) and bool(live.all())
 
 
 def _reached(g: Tensor) -> Tensor:

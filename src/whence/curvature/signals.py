@@ -68,6 +68,7 @@ class Signal:
 
 
 Signals = dict[str, Signal]  # by block
+Seen = dict[Any, Tensor]  # of convolutions, how often each place of an input is seen; kept: a CUDA graph reads it
 
 
 # Which kind a block is
@@ -139,9 +140,10 @@ class SignalSums(InputSums):
         shape, terms = _shape(block, description.kind)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=network.device)
         self.count = torch.zeros(terms, dtype=torch.float64, device=network.device)
+        self.seen: Seen = {}
 
     def inputs(self, recording: Recording) -> None:
-        parts = list(_parts(self.block, self.description.kind, recording))
+        parts = list(_parts(self.block, self.description.kind, recording, self.seen))
         for which, squares, terms in parts:
             self.squares[which] += squares
             self.count[which if len(self.count) > 1 and self.squares.dim() == 2 else slice(None)] += terms
@@ -166,7 +168,7 @@ def kernel_of(block: Block) -> int:
     return int(torch.Size(block.params[0].shape[2:]).numel())
 
 
-def _parts(block: Block, kind: Kind, recording: Recording) -> Iterator[tuple[Any, Tensor, Any]]:
+def _parts(block: Block, kind: Kind, recording: Recording, seen_by: Seen) -> Iterator[tuple[Any, Tensor, Any]]:
     """What a batch adds: where, squares, number of terms."""
     calls = [(recording.called[index], ref) for index, ref in recording.calls_of.get(block.name, [])]
     if kind == "recurrent":
@@ -176,7 +178,7 @@ def _parts(block: Block, kind: Kind, recording: Recording) -> Iterator[tuple[Any
         rule = called.use.rule
         if kind in ("matrix", "bias"):
             assert block.form is not None and isinstance(rule, MatrixRule)
-            squares, terms = channel_squares(called)
+            squares, terms = channel_squares(called, seen_by)
             if kind == "bias":
                 squares = _of_outputs(_weight_of(called.use, recording), rule, squares)
             yield pairs_of(ref, block.form), squares.double(), terms
@@ -204,14 +206,17 @@ def _squares(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(widened(rows), dim=1).square()
 
 
-def channel_squares(called: CalledUse) -> tuple[Tensor, Any]:
+def channel_squares(called: CalledUse, seen_by: Seen) -> tuple[Tensor, Any]:
     """Σ a² of each input channel over examples and positions, meaned over kernel positions [E, I], and their number."""
     rule = called.use.rule
     assert isinstance(rule, MatrixRule)
     x = rule.x.detach()
     if isinstance(rule, ConvRule):
         x = replace(rule, x=x).batched()
-        seen = torch.linalg.vector_norm(widened(x), dim=0).square() * _times_seen(rule, tuple(x.shape[2:]), x.device)
+        key = (called.use.key, x.shape[2:])
+        if key not in seen_by:
+            seen_by[key] = _times_seen(rule, tuple(x.shape[2:]), x.device)
+        seen = torch.linalg.vector_norm(widened(x), dim=0).square() * seen_by[key]
         squares = seen.flatten(1).sum(1) / int(torch.Size(rule.kernel).numel())
         positions = called.use.shape[2:] if len(called.use.shape) == len(rule.kernel) + 2 else called.use.shape[1:]
         return squares.reshape(rule.pairs, -1), len(x) * int(torch.Size(positions).numel())
