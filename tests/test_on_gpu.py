@@ -68,6 +68,20 @@ def test_fits_by_graphs_are_those_of_the_plain_way_and_of_the_cpu(options: dict[
         assert_close(ours.covariance().cpu(), fit("cpu", **options).covariance(), 1e-8)
 
 
+@pytest.mark.parametrize("width", [32, 64])  # of narrow ones a second pass looks for positions that count
+def test_sequences_are_replayed_too(width: int, replays: Replays) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(7, width), torch.nn.TransformerEncoderLayer(width, 4, width, 0.0, batch_first=True),
+        torch.nn.LayerNorm(width), torch.nn.Flatten(), torch.nn.Linear(6 * width, 3),
+    ).double().cuda()  # fmt: skip
+    data = [(torch.randint(7, (4, 6)).cuda(), torch.randint(3, (4,)).cuda()) for _ in range(COUNT)]
+    ours = whence.laplace(model, data, likelihood="classification", progress=False)
+    assert replays.count >= COUNT // 2
+    plain = whence.laplace(model, data, likelihood="classification", progress=False, cuda_graphs=False)
+    assert_close(ours.covariance(), plain.covariance(), 1e-8)
+
+
 def test_graphs_go_with_the_fit(replays: Replays) -> None:
     gc.collect()
     gc.disable()  # nothing is left to be found by chance

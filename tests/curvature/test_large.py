@@ -14,9 +14,9 @@ from torch.nn import functional as F
 import whence
 from benchmarks.large_networks import gpt2, resnet50
 from tests.comparison import assert_close
-from whence.curvature import blocks, jacobian, layout, plan
+from whence.curvature import blocks, jacobian, layout, plan, probes
 from whence.curvature.columns import Draws, columns_for
-from whence.curvature.layout import probe_like
+from whence.curvature.probes import probe_like
 from whence.errors import BadOption, Notice, TooLarge
 from whence.likelihoods import Categorical
 from whence.randomness import example_uniform
@@ -324,7 +324,7 @@ def test_few_examples_are_looked_at_where_outputs_are_large(monkeypatch: pytest.
         found = quietly(model, data, **options)
         assert [b.source for b in found.blocks] == [b.source for b in wanted.blocks]
         assert sizes.pop() == size
-    monkeypatch.setattr(layout, "PERIOD", 7)
+    monkeypatch.setattr(probes, "PERIOD", 7)
     probe = probe_like(torch.zeros(3, 5))
     assert torch.equal(probe.flatten()[:7], probe.flatten()[7:14]) and probe.abs().min() > 0
 

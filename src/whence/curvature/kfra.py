@@ -16,10 +16,10 @@ from whence.batches import Batch
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.checkpoint import Sums
 from whence.curvature.jacobian import Recording, affine, widened
-from whence.curvature.layout import TOLERANCE, probe_like
 from whence.curvature.memory import attempt
 from whence.curvature.passes import Passes
 from whence.curvature.plan import Plan
+from whence.curvature.probes import TOLERANCE, probe_like
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.rules import LinearRule
 from whence.curvature.sweep import relevant

@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from whence.batches import Inputs, concatenate, size_of, take
+from whence.curvature.alone import check_alone
 from whence.curvature.capture import Pass, Ref, Use, densified, forward, gradients
 from whence.curvature.memory import attempt, release
+from whence.curvature.probes import TOLERANCE, probe_like
 from whence.curvature.rules import EmbeddingRule, MatrixRule
-from whence.errors import BadData, UnsupportedLayer
+from whence.errors import BadData
 from whence.functional import Network, differentiable
 from whence.linalg.dense import is_narrow
 
 CHECKED = 8  # examples of the first batch that are looked at
 PROBED = 2**30  # bytes of gradients that are looked at; fewer examples, where they would be more
-PERIOD = 1_000_003  # entries of a probe before it repeats itself
 PASSED_ON = {  # what leaves the outputs of a layer as they are, or moves all classes alike
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "PermuteBackward0",
     "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "AliasBackward0", "CloneBackward0", "ToCopyBackward0",
     "LogSoftmaxBackward0",
 }  # fmt: skip
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     found = Inspection(uses=seen.uses)
     _find_layouts(found, seen, size)
     _check_gradients(found, seen, network, selected)
-    _check_alone(seen, network, selected, few)
+    check_alone(network, selected, few, seen)
     _find_ends(found, seen, network, few)
     return found
 
@@ -259,40 +259,6 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
             )
 
 
-def _check_alone(seen: Pass, network: Network, selected: list[str], few: Inputs) -> None:
-    """Refuse gradients of one example alone that are not those which it has in a batch: a kernel must be wrong."""
-    try:
-        alone = forward(network, take(few, slice(0, 1)))
-    except Exception:
-        return  # a network that does not take one example, which batches of one will show
-    if alone.outputs.shape != (1, *seen.outputs.shape[1:]) or not alone.outputs.requires_grad:
-        return
-    tolerance = TOLERANCE.get(network.dtype, 5e-2) if network.autocast is None else 5e-2
-    apart, size = (alone.outputs[0] - seen.outputs[0]).norm(), seen.outputs[0].norm()
-    if not bool(apart <= tolerance * size):
-        return  # examples see each other, which is said elsewhere
-    params = [network.params[name] for name in selected]
-    column = probe_like(seen.outputs)
-    first = torch.zeros_like(column)
-    first[0] = column[0]
-    with differentiable(network):
-        one = gradients(network, alone.outputs, params, column[:1].unsqueeze(0), False)
-        many = gradients(network, seen.outputs, params, first.unsqueeze(0), False)
-    pairs = [(n, densified(a[0]), densified(b[0])) for n, a, b in zip(selected, one, many, strict=True)
-             if a is not None and b is not None]  # fmt: skip
-    if not pairs:
-        return
-    rows = torch.stack([torch.stack([b.norm(), (a - b).norm()]).double() for _, a, b in pairs]).tolist()
-    largest = max(norm for norm, _ in rows)
-    for (name, _, _), (norm, off) in zip(pairs, rows, strict=True):
-        if off > 10 * tolerance * (norm + 1e-3 * largest):
-            raise UnsupportedLayer(
-                f"the gradient of {name!r} for one example alone differs from the one that it has in a batch, by "
-                f"{off / max(norm, 1e-300):.2g} of its size, though the outputs are the same: a kernel of this torch "
-                "build is wrong for batches of one. Leave the layers before it out (layers=…), or use another device."
-            )
-
-
 def _find_ends(found: Inspection, seen: Pass, network: Network, few: Inputs) -> None:
     """Which calls see what no parameter has touched, frozen ones included, and which give the network's outputs."""
     selected = [name for name, p in network.params.items() if p.requires_grad]
@@ -333,14 +299,6 @@ def _compared(true: Tensor | None, summed: Tensor) -> Tensor:
     """Norms of the true gradient, of its difference from the rebuilt one, and of that: [3]."""
     true = torch.zeros_like(summed) if true is None else true
     return torch.stack([true.norm(), (summed - true).norm(), summed.norm()]).double()
-
-
-def probe_like(outputs: Tensor) -> Tensor:
-    """A fixed, generic direction in output space."""
-    generator = torch.Generator().manual_seed(2018)
-    size = outputs.numel()
-    probe = torch.randn(min(size, PERIOD), generator=generator, dtype=torch.float64).to(outputs.device, outputs.dtype)
-    return probe.repeat(-(-size // len(probe)))[:size].reshape(outputs.shape) if size else outputs.detach()
 
 
 def widened(t: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from whence.curvature.capture import MAXIMA, Recorder, forward
 from whence.curvature.jacobian import Gradients, Recording
-from whence.curvature.layout import probe_like
+from whence.curvature.probes import probe_like
 from whence.curvature.rules import ChannelRule, ChannelSlopeRule, ConvRule
 from whence.likelihoods import Likelihood
 
