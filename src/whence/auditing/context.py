@@ -15,6 +15,8 @@ from whence.auditing.subject import Subject
 from whence.errors import BadOption, NotDefined, WhenceError
 from whence.predictive.links import predict_draws
 
+FACTORS = (0.1, 1.0, 10.0)  # on the prior precision
+
 
 @dataclass(frozen=True)
 class Options:
@@ -104,6 +106,13 @@ class Context:
         if name not in self._tables:
             self._tables[name] = self.where_posterior.where(self.profiled[name].inputs)
         return self._tables[name]
+
+    @functools.cached_property
+    def sensitivity(self) -> list[dict[str, Any]]:
+        """Shares of test inputs under priors ten times weaker and stronger, layer by layer; empty without any."""
+        if not self.has("test") or not self.subject.laplace or self.subject.dense:
+            return []
+        return list(self.where("test").sensitivity(FACTORS).rows())
 
     def class_name(self, index: int) -> str:
         names = self.options.classes

@@ -239,12 +239,13 @@ def _words(described: list[dict[str, Any]], views: list[dict[str, Any]]) -> list
     ]
     share, explained, prior, name = max(layers, key=lambda row: row[0])
     words = [
-        f"On test data {share:.0%} of the predictive variance comes from {name!r}. Under the prior alone that would be "
-        f"{prior:.0%}"
-        + (f"; the data have settled {explained:.0%} of what it left open." if explained is not None else ".")
+        f"On test data, `{name}` contributes {share:.0%} of the predictive variance, and {prior:.0%} under the prior "
+        "alone" + (f"; training reduced its prior variance by {explained:.0%}." if explained is not None else ".")
     ]
     known = sorted((row[1], row[3]) for row in layers if row[1] is not None)
     if len(known) > 1 and known[-1][0] - known[0][0] > 0.01:
         (low, least), (high, most) = known[0], known[-1]
-        words.append(f"The data have settled most in {most!r} ({high:.0%}) and least in {least!r} ({low:.0%}).")
+        words.append(
+            f"Training reduced the prior variance most in `{most}` ({high:.0%}) and least in `{least}` ({low:.0%})."
+        )
     return words

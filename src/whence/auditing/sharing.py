@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from whence.errors import Notice, WhenceError
+from whence.priors import Relative
 from whence.where.shares import shares
 
 TRIED = 200  # inputs that decide
@@ -25,16 +26,16 @@ def profile_posterior(posterior: Any, inputs: Any) -> tuple[Any, str]:
             warnings.simplefilter("ignore", Notice)  # it is not used for prediction
             other = posterior.with_data_scale(1.0).tune()
     except WhenceError:
-        other = posterior.with_prior(1.0)
+        other = posterior.with_data_scale(1.0).with_prior(_one(posterior))
     if _explained(other, inputs) < LEAST:
         return posterior, (
             f"The prior is so strong that the data explain less than {LEAST:.0%} of the variance: shares repeat those "
             "of the prior."
         )
-    was, now = (_shown(p.prior_precision) for p in (posterior, other))
+    was, now = (p.prior.describe() for p in (posterior, other))
     return other, (
-        f"Predictions are best with a prior so strong ({was}) that the data explain less than {LEAST:.0%} of the "
-        f"variance it leaves; the profile is drawn under the one that the evidence prefers ({now})."
+        f"Predictions are best under a prior so strong (precision {was}) that the data explain less than {LEAST:.0%} "
+        f"of its variance. The profile uses the prior that the evidence prefers (precision {now})."
     )
 
 
@@ -43,5 +44,6 @@ def _explained(posterior: Any, inputs: Any) -> float:
     return 1 - float(found.variance.sum() / found.prior.sum())
 
 
-def _shown(precision: Any) -> str:
-    return f"precision {precision:.3g}" if isinstance(precision, float) else "one for each layer"
+def _one(posterior: Any) -> float | Relative:
+    """A precision of 1, of the same kind of prior."""
+    return Relative() if isinstance(posterior.prior_precision, Relative) else 1.0

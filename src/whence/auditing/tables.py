@@ -14,7 +14,6 @@ from whence.where.table import LayerRow
 
 SHARES = ("variance_share", "prior_share", "explained")
 COLUMNS = [f.name for f in fields(LayerRow) if f.name not in SHARES] + ["disagreement"]
-FACTORS = (0.1, 1.0, 10.0)
 NAMES = {
     "snr": "signal to noise",
     "identified": "how far they are identified",
@@ -37,6 +36,8 @@ def layers(context: Context) -> list[dict[str, Any]]:
         entry["structure"] = context.subject.structure(row.name)
         for name in ("test", "ood"):
             entry[name] = _shares(tables[name][index]) if name in tables else None
+        if entry["test"] is not None:
+            entry["test"] |= _range(row.name, context.sensitivity)
         found.append(entry)
     return found
 
@@ -46,11 +47,17 @@ def _shares(row: Any) -> dict[str, float | None]:
     return {key: None if value is None else number(value) for key, value in values.items()}
 
 
+def _range(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The least and the largest share that a layer has under those priors."""
+    found = [row["variance_share"] for row in rows if row["name"] == name]
+    return {"share_low": number(min(found)), "share_high": number(max(found))} if found else {}
+
+
 def sensitivity(context: Context) -> list[dict[str, Any]]:
     """Shares and explained under a prior ten times weaker and stronger."""
     context.need("test")
     context.need_closed_forms("sensitivity to the prior")
-    return [cleaned(row) for row in context.where("test").sensitivity(FACTORS).rows()]
+    return [cleaned(row) for row in context.sensitivity]
 
 
 def pruning(context: Context) -> dict[str, Any]:

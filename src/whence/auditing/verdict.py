@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from whence.auditing.context import Context
+from whence.auditing.leading import leader
 from whence.auditing.quality import mean_confidence
 from whence.auditing.scoring import NEGLIGIBLE
 
@@ -50,18 +51,18 @@ def verdict(context: Context, made: dict[str, Any]) -> dict[str, Any]:
             _gain(rows),
             _errors(rows, made),
             _novel(rows, made),
-            _place(made),
+            _place(context, made),
             _prior(made),
         )
         if point is not None
     ]
     judged = [p["tone"] for p in points if p["label"] in JUDGED]
     tone = "unknown" if not judged else "good" if set(judged) == {"good"} else "poor" if "poor" in judged else "mixed"
-    words = " ".join([*_opening(context, rows), *_summary(points, made)])
+    words = " ".join([*_opening(context, rows), *_summary(context, points, made)])
     return {"words": words, "tone": tone, "points": points}
 
 
-def _summary(points: list[Point], made: dict[str, Any]) -> list[str]:
+def _summary(context: Context, points: list[Point], made: dict[str, Any]) -> list[str]:
     """What the points come to, without their numbers."""
     tones = {point["label"]: point["tone"] for point in points}
     known = [(SAID[label][tone], tone) for label, tone in tones.items() if tone in SAID.get(label, {})]
@@ -72,13 +73,8 @@ def _summary(points: list[Point], made: dict[str, Any]) -> list[str]:
         words.append(f"It {_listed(good)}.")
     if rest:
         words.append(f"{'But it' if good else 'It'} {_listed(rest)}.")
-    rows = _shared(made)
-    if rows:
-        top = max(rows, key=lambda row: row["test"]["variance_share"])
-        share = top["test"]["variance_share"]
-        part = "mostly" if share >= 0.5 else "more than elsewhere"
-        words.append(f"Its uncertainty sits {part} in {top['name']!r}, which causes {share:.0%} of the variance.")
-    return words
+    first = leader(context, made)
+    return [*words, first.briefly()] if first is not None else words
 
 
 def _listed(items: list[str]) -> str:
@@ -186,24 +182,21 @@ def _shared(made: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in rows if row["test"] is not None and row["test"]["variance_share"] is not None]
 
 
-def _place(made: dict[str, Any]) -> Point | None:
+def _place(context: Context, made: dict[str, Any]) -> Point | None:
     rows = _shared(made)
-    if not rows:
+    first = leader(context, made)
+    if first is None:
         return None
-    top = max(rows, key=lambda row: row["test"]["variance_share"])
     drop = ""
     if all(row["ood"] is not None and None not in (row["ood"]["explained"], row["test"]["explained"]) for row in rows):
         fallen = max(rows, key=lambda row: row["test"]["explained"] - row["ood"]["explained"])
         inside, outside = fallen["test"]["explained"], fallen["ood"]["explained"]
         if inside - outside > 0.01:
             drop = (
-                f" For inputs from elsewhere what the data explain falls most in {fallen['name']!r} "
+                f" For out-of-distribution inputs, explained falls most in `{fallen['name']}` "
                 f"({inside:.0%} → {outside:.0%})."
             )
-    share = top["test"]["variance_share"]
-    part = "Most" if share >= 0.5 else "The largest part"
-    words = f"{part} of its variance comes from {top['name']!r} ({share:.0%}).{drop}"
-    return _point("Where it sits", words, "note")
+    return _point("Where it sits", f"{first.words()}{drop}", "note")
 
 
 def _prior(made: dict[str, Any]) -> Point | None:
@@ -216,7 +209,7 @@ def _prior(made: dict[str, Any]) -> Point | None:
     if explained is None:
         return None
     tone = "good" if explained > 0.2 else "mixed"
-    return _point("Is it the prior?", f"The data have settled {explained:.0%} of what the prior left open.", tone)
+    return _point("Is it the prior?", f"Training reduced the prior variance by {explained:.0%}.", tone)
 
 
 def _graded(found: dict[str, Any]) -> str:

@@ -122,7 +122,7 @@ class RelativePrecision(PriorPrecision):
 
     def describe(self) -> str:
         low, high = min(self.taus.values()), max(self.taus.values())
-        return f"relative, τ = {low:.4g}" if low == high else f"relative, τ = {low:.3g} … {high:.3g} by layer"
+        return f"Relative(τ = {low:.4g})" if low == high else f"Relative(τ = {low:.3g} … {high:.3g} by layer)"
 
 
 def relative_precision(

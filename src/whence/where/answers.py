@@ -189,8 +189,8 @@ def _prior(posterior: Laplace, x: Any, inside: Shares) -> Answer:
     apart = float((own - prior).abs().sum()) / 2
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())
     words = (
-        f"The data have settled {explained:.0%} of what the prior left open. Shares differ from those of the prior "
-        f"alone by {apart:.0%} of the variance; a prior ten times weaker or stronger moves them by up to {moved:.0%}."
+        f"Training reduced the prior variance by {explained:.0%}. Shares differ from those of the prior alone by "
+        f"{apart:.0%} of the variance; a prior ten times weaker or stronger moves them by up to {moved:.0%}."
     )
     return Answer(
         "How much of the answer is the prior?", words, {"explained": explained, "from_prior": apart, "moved": moved}

@@ -140,7 +140,10 @@ def _layers(record: Mapping[str, Any], wide: bool) -> RenderableType | None:
     share = any(row.get("test") for row in rows)
     columns = ["layer", *(["kind"] if wide or not share else []), "weights>"]
     columns += ["identified>"] if wide or not share else []
-    columns += ["share of the variance" if wide else "share", "prior>", "explained>"] if share else []
+    ranged = any((row.get("test") or {}).get("share_low") is not None for row in rows)
+    columns += ["share of the variance" if wide else "share"] if share else []
+    columns += ["τ/10 … 10τ>"] if ranged else []
+    columns += ["prior>", "explained>"] if share else []
     columns += ["novel:\nshare>", "\nexplained>"] if ood else []
     table = new_table(*columns)
     for row in rows:
@@ -152,15 +155,22 @@ def _layers(record: Mapping[str, Any], wide: bool) -> RenderableType | None:
             "identified>": percent(row.get("identified")),
             "share of the variance": bar(test.get("variance_share"), 12),
             "share": bar(test.get("variance_share"), 8),
+            "τ/10 … 10τ>": _range(test),
             "prior>": percent(test.get("prior_share")),
             "explained>": percent(test.get("explained")),
             "novel:\nshare>": percent(novel.get("variance_share")),
             "\nexplained>": percent(novel.get("explained")),
         }
         add_row(table, *(cells[name] for name in columns))
-    note = "share: of the outputs' variance; prior: before any data; explained: what the data settled of it"
+    note = "share: of the outputs' variance; prior: before any data; explained: by how much training reduced it"
+    note += "; τ/10 … 10τ: its range under weaker and stronger priors" if ranged else ""
     words = (record.get("profile") or {}).get("words")
     return section("Where it sits", table, words, note if share else "")
+
+
+def _range(shares: Mapping[str, Any]) -> str:
+    low, high = shares.get("share_low"), shares.get("share_high")
+    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f} %"
 
 
 def _novelty(novelty: Mapping[str, Any] | None) -> RenderableType | None:

@@ -44,7 +44,7 @@ def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _prior(about: Mapping[str, Any], otherwise: str = "per weight") -> str:
     if about.get("tau") is not None:
-        return f"relative, τ = {number(about['tau'])}"
+        return f"Relative(τ = {number(about['tau'])})"
     return otherwise if about["prior_precision"] is None else number(about["prior_precision"])
 
 
