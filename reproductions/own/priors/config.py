@@ -30,7 +30,13 @@ class Config:
     wrn_novel: int = 1_000
     shown: int = 500  # test inputs behind shares
     wrn_shown: int = 100
-    sets: tuple[str, ...] = ("uci/boston", "uci/concrete", "uci/energy", "uci/wine", "uci/yacht")  # their mean is reported
+    sets: tuple[str, ...] = (
+        "uci/boston",
+        "uci/concrete",
+        "uci/energy",
+        "uci/wine",
+        "uci/yacht",
+    )  # their mean is reported
     uci_validation: float = 0.15
     source: str = ""  # of images, instead of the network's own
 
@@ -47,8 +53,8 @@ class Config:
 
 
 QUICK = Config(
-    networks=("mlp", "uci"), seeds=(0, 1), uci_seeds=(0, 1), rules=("signal", "isotropic", "g-prior"), train=300, epochs=3, validation=100,
-    test=100, novel=50, shown=20, sets=("cubic",), source="digits",
+    networks=("mlp", "uci"), seeds=(0, 1), uci_seeds=(0, 1), rules=("signal", "isotropic", "g-prior"), train=300,
+    epochs=3, validation=100, test=100, novel=50, shown=20, sets=("cubic",), source="digits",
 )  # fmt: skip
 
 

@@ -48,22 +48,27 @@ def measured(config: Config, name: str, rule: str, subject: Subject, posterior: 
 
 def plain(subject: Subject) -> Values:
     """The network alone, and with what validation data can do for it without a posterior."""
-    network, (x, y) = subject.network, subject.test
-    found: Values = {}
+    found: Values
     if not subject.classes:
-        residuals = {part: _outputs(network, getattr(subject, part)[0]) - getattr(subject, part)[1].double().cpu().reshape(-1, 1)
-                     for part in ("train", "validation", "test")}  # fmt: skip
-        for key, part in (("plain", "train"), ("scaled", "validation")):
-            noise = float(residuals[part].square().mean().sqrt())
-            found[key] = _gaussian(residuals["test"], torch.full_like(residuals["test"], noise**2))
+        residuals = {part: _residuals(subject, part) for part in ("train", "validation", "test")}
+        noises = {key: residuals[part].square().mean() for key, part in (("plain", "train"), ("scaled", "validation"))}
+        test = residuals["test"]
+        found = {key: _gaussian(test, noise.expand_as(test)) for key, noise in noises.items()}
         return found | {"pruned by size": _by_size(subject)}
-    validation, outside = _outputs(network, subject.validation[0]), {n: _outputs(network, v) for n, v in subject.novel.items()}
-    logits = _outputs(network, x)
+    network, (x, y) = subject.network, subject.test
+    validation, logits = (_outputs(network, part) for part in (subject.validation[0], x))
+    outside = {name: _outputs(network, part) for name, part in subject.novel.items()}
     temperature = _temperature(validation, subject.validation[1].cpu())
+    found = {}
     for key, t in (("plain", 1.0), ("scaled", temperature)):
-        novel = {n: (v / t).softmax(-1) for n, v in outside.items()}
+        novel = {name: (part / t).softmax(-1) for name, part in outside.items()}
         found[key] = _classes((logits / t).softmax(-1), y, novel, None)
     return found | {"temperature": temperature, "pruned by size": _by_size(subject)}
+
+
+def _residuals(subject: Subject, part: str) -> Tensor:
+    x, y = getattr(subject, part)
+    return _outputs(subject.network, x) - y.double().cpu().reshape(-1, 1)
 
 
 def _outputs(network: torch.nn.Module, x: Tensor) -> Tensor:

@@ -74,7 +74,14 @@ TRAINING: dict[str, dict[str, Any]] = {
     "batch-norm": {"optimiser": "adam", "lr": 1e-3},
     "transformer": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05},
     "wrn": {"lr": 0.1, "nesterov": True, "weight_decay": 5e-4, "augment": Compose(Crop(4), Flip()), "amp": True},
-    "uci": {"epochs": 200, "batch_size": 32, "optimiser": "adam", "lr": 1e-2, "weight_decay": 1e-4, "schedule": "cosine"},
+    "uci": {
+        "epochs": 200,
+        "batch_size": 32,
+        "optimiser": "adam",
+        "lr": 1e-2,
+        "weight_decay": 1e-4,
+        "schedule": "cosine",
+    },
 }
 
 
