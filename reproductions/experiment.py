@@ -46,6 +46,7 @@ class Experiment:
     figures: Callable[[Values, Path], list[Path]]
     tables: Callable[[Values], str]  # Markdown
     claims: Callable[[Values], list[Claim]]
+    elsewhere: tuple[tuple[Path, Callable[[Values], str]], ...] = ()  # other pages with a part from these numbers
 
 
 @dataclass(frozen=True)

@@ -81,3 +81,5 @@ def write(collection: Collection, name: str) -> None:
     found, content = collection.experiment(name), read(home / name / "results.json")
     (home / name / "README.md").write_text(expected(home / name, section(found, content)))
     (home / "README.md").write_text(expected(home, summary(collection)))
+    for path, part in found.elsewhere:
+        path.write_text(filled(path.read_text(), part(values(content))))

@@ -84,5 +84,7 @@ def test_the_pages_say_what_the_results_say() -> None:
     folder = COMMITTED.parent
     assert (folder / "README.md").read_text() == readme.expected(folder, readme.section(EXPERIMENT, content))
     assert (folder.parent / "README.md").read_text() == readme.expected(folder.parent, readme.summary(COLLECTION))
+    for path, part in EXPERIMENT.elsewhere:
+        assert path.read_text() == readme.filled(path.read_text(), part(values(content)))
     assert content["config"] == json.loads(json.dumps(asdict(EXPERIMENT.config(False))))
     assert list(content["units"]) == EXPERIMENT.units(EXPERIMENT.config(False)), "every unit was run"

@@ -95,6 +95,35 @@ def tables(units: Values) -> str:
     return "\n\n".join([*parts, "### The floor ν", floor_table(numbers)])
 
 
+def summary(units: Values) -> str:
+    """The isotropic prior and the one by signal, and what validation data do for the plain network."""
+    numbers = Numbers(units)
+    lines = [
+        "| NLL | plain | scaled | isotropic, untuned | tuned | by signal, untuned | tuned | by signal − isotropic |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for network in numbers.networks:
+        plain = [numbers.mean(network, "plain", at(key, "nll")) for key in ("plain", "scaled")]
+        priors = [numbers.mean(network, rule, at(key, "nll")) for rule in ("isotropic", "signal")
+                  for key in ("untuned", "tuned")]  # fmt: skip
+        over = numbers.over(network, "signal", "isotropic", at("tuned", "nll")).text(4)
+        cells = [f"{value:.4f}" for value in plain + priors]
+        lines.append(f"| {TITLES[network]} | {' | '.join(cells)} | {over} |")
+    lines += [
+        "",
+        "| | ECE: scaled | isotropic | by signal | AUROC: plain | isotropic | by signal | r = variance | g-prior |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for network in numbers.networks:
+        ece = [numbers.mean(network, "plain", at("scaled", "ece"))]
+        ece += [numbers.mean(network, rule, at("tuned", "ece")) for rule in ("isotropic", "signal")]
+        novel = [f"{numbers.mean(network, 'plain', auroc('plain')):.3f}" if network != "uci" else ""]
+        rules = ("isotropic", "signal", "signal, r = variance", "g-prior")
+        novel += [f"{numbers.mean(network, rule, auroc('tuned')):.3f}" for rule in rules]
+        lines.append(f"| {TITLES[network]} | {' | '.join(f'{e:.4f}' for e in ece)} | {' | '.join(novel)} |")
+    return "\n".join(lines)
+
+
 def network_table(numbers: Numbers, network: str) -> str:
     classes = network != "uci"
     quality = "accuracy" if classes else "RMSE"
