@@ -35,6 +35,16 @@ def test_every_kind_of_task_fits_the_schema(every: Made) -> None:
     assert audit.record["verdict"]["words"]
 
 
+def test_the_prior_can_be_chosen(plain: Made) -> None:
+    given, _ = plain
+    options = {"likelihood": "classification", "sections": ["layers"], "progress": False}
+    for prior, shown in ((None, "Relative(τ = 1)"), (whence.Relative(5.0), "Relative(τ = 5)"), (2.0, "2")):
+        audit = whence.audit(given.model, given.train, test=given.test, prior_precision=prior, **options)
+        assert audit.record["run"]["posterior"]["prior"] == shown
+    with pytest.raises(BadOption, match="prior_precision=: a posterior was given"):
+        whence.audit(audit.posterior, test=given.test, prior_precision=1.0, sections=["layers"], progress=False)
+
+
 def test_nothing_is_left_out_where_everything_was_given(plain: Made, pictures: Made) -> None:
     for _, audit in (plain, pictures):
         assert audit.record["run"]["left_out"] == []

@@ -44,6 +44,14 @@ def test_writes_and_says_where(shop: Path, capsys: pytest.CaptureFixture[str]) -
     assert loaded.record.data_size == 32
 
 
+@pytest.mark.parametrize(
+    ("word", "prior"), [("relative", whence.Relative()), ("relative:10", whence.Relative(10.0)), ("0.5", 0.5)]
+)
+def test_the_prior(shop: Path, word: str, prior: float | whence.Relative) -> None:
+    assert main([*USUAL, "--prior", word]) == 0
+    assert fakes.calls[0]["prior_precision"] == prior
+
+
 def test_references_of_every_kind(shop: Path) -> None:
     base = ["--likelihood", "classification", "--out", "out", "--quiet"]
     for model in ("net.py:Net", "net:model", "net.py:Holder.inner", f"{shop}/net.py:model"):
@@ -113,6 +121,8 @@ def test_likelihoods(shop: Path, word: str, kind: type) -> None:
         ({"--weights": "missing.pt"}, "there is no file missing.pt"),
         ({"--examples": "0"}, "Invalid value for '--examples'"),
         ({"--structure": "kroon"}, "is not one of 'kron'"),
+        ({"--prior": "relative:-1"}, "expected relative, relative:TAU or a number above 0, but got 'relative:-1'"),
+        ({"--prior": "strong"}, "expected relative, relative:TAU or a number above 0, but got 'strong'"),
         ({"--posterior": "p.safetensors"}, "--likelihood does not go with --posterior"),
     ],
 )

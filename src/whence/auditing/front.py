@@ -34,6 +34,7 @@ from whence.likelihoods import resolve
 from whence.posteriors.base import Posterior
 from whence.posteriors.front import laplace
 from whence.posteriors.laplace import Laplace
+from whence.priors import RELATIVE
 
 Section = Callable[[Context], Any]
 WORDED = ("verdict", "quality", "deferral", "inputs", "novelty", "pruning", "answers")
@@ -67,6 +68,7 @@ def audit(
     structure: str = "kron",
     curvature: str = "auto",
     layers: Any = None,
+    prior_precision: Any = None,
     tune: bool = True,
     examples: int = 10_000,
     profiled: int = 1_000,
@@ -90,6 +92,7 @@ def audit(
         classes, features: names, for words and pictures.
         title: of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
+        prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or that of the posterior.
         tune: whether a posterior that was not tuned is tuned on ``validation``; False keeps the prior that it has.
         examples: at most so many of each of test, validation and ood are read, and held in memory.
         profiled: at most so many inputs stand behind shares, novelty, pruning and answers.
@@ -115,7 +118,7 @@ def audit(
                 "validation": hold(validation, "validation", examples),
                 "ood": hold(ood, "ood", examples, targets=False),
             }
-        made = _Fit(structure, curvature, layers, tune, seed, device, progress and on_step is None)
+        made = _Fit(structure, curvature, layers, prior_precision, tune, seed, device, progress and on_step is None)
         posterior = made.posterior(model, train, likelihood, sets, bar, log)
         sets = _counted(posterior, sets)
         options = Options(
@@ -176,6 +179,7 @@ class _Fit:
     structure: str
     curvature: str
     layers: Any
+    prior_precision: Any
     tune: bool
     seed: int
     device: Any
@@ -214,6 +218,7 @@ class _Fit:
         """What a posterior has already cannot be asked for again."""
         asked = {"structure": self.structure != "kron", "curvature": self.curvature != "auto"}
         asked["layers"] = self.layers is not None
+        asked["prior_precision"] = self.prior_precision is not None
         asked["likelihood"] = likelihood is not None and resolve(likelihood)[0] != posterior.likelihood
         if any(asked.values()):
             names = " and ".join(f"{name}=" for name, given in asked.items() if given)
@@ -242,6 +247,7 @@ class _Fit:
                 structure=self.structure,  # type: ignore[arg-type]
                 curvature=self.curvature,  # type: ignore[arg-type]
                 layers=self.layers,
+                prior_precision=RELATIVE if self.prior_precision is None else self.prior_precision,
                 device=self.device,
                 generator=torch.Generator().manual_seed(self.seed),
                 progress=self.progress,

@@ -143,6 +143,15 @@ def audit(
         ),
     ] = None,
     layers: Layers = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRECISION",
+            help="Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic one.",
+            show_default="relative",
+            rich_help_panel=FIT,
+        ),
+    ] = None,
     posterior: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Take this saved posterior instead of fitting one.", rich_help_panel=FIT),
@@ -176,8 +185,8 @@ def audit(
         order = auditing.Order(
             model=model, out=out, train=train, validation=validation, test=test, ood=ood, weights=weights,
             posterior=posterior, save=save, likelihood=likelihood, structure=structure and structure.value,
-            curvature=curvature and curvature.value, layers=layers, title=title, classes=classes, examples=examples,
-            inputs=inputs, batch_size=batch_size, seed=seed, device=device, open=open_page,
+            curvature=curvature and curvature.value, layers=layers, prior=prior, title=title, classes=classes,
+            examples=examples, inputs=inputs, batch_size=batch_size, seed=seed, device=device, open=open_page,
         )  # fmt: skip
         code = auditing.run(order, voice)
     raise typer.Exit(code)

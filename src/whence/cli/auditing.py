@@ -39,6 +39,7 @@ class Order:
     structure: str | None = None
     curvature: str | None = None
     layers: list[str] | None = None
+    prior: str | None = None
     title: str | None = None
     classes: str | None = None
     examples: int = 10_000
@@ -74,6 +75,7 @@ def run(order: Order, voice: Voice) -> int:
             "structure": order.structure,
             "curvature": order.curvature,
             "layers": words.layers(order.layers),
+            "prior_precision": None if order.prior is None else words.prior(order.prior),
             "title": order.title,
             "classes": classes,
         }
@@ -180,7 +182,7 @@ def _consistent(order: Order) -> None:
             if getattr(order, name) is None:
                 raise BadOption(f"--{name} is missing: it is needed to fit the posterior (or pass --posterior FILE).")
         return
-    for name in ("likelihood", "structure", "curvature", "layers", "save"):
+    for name in ("likelihood", "structure", "curvature", "layers", "prior", "save"):
         if getattr(order, name):
             raise BadOption(f"--{name} does not go with --posterior: that posterior is fitted already.")
 

@@ -30,6 +30,18 @@ def likelihood(word: str) -> Likelihood | str:
     return whence.HeteroscedasticGaussian() if name == "heteroscedastic" else whence.Poisson()
 
 
+def prior(word: str) -> float | whence.Relative:
+    """``relative``, ``relative:10`` with τ = 10, or a number: an isotropic precision."""
+    name, colon, value = word.strip().partition(":")
+    try:
+        number = float(value if name == "relative" and colon else 1.0 if name == "relative" else word)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise BadOption(f"--prior: expected relative, relative:TAU or a number above 0, but got {word!r}.")
+    return whence.Relative(number) if name == "relative" else number
+
+
 def device(word: str | None) -> str | None:
     """A device that this machine has."""
     if word is None:
