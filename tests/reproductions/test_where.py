@@ -63,7 +63,8 @@ def test_verdicts_follow_the_numbers(units: Values) -> None:
     def verdict(share: float) -> str:
         changed = copy.deepcopy(units)
         for i, network in enumerate(changed.values()):
-            network["layers"][-1]["test"]["variance_share"] = share + 1e-4 * i
+            for found in network["sweep"].values():
+                found["test"][-1]["variance_share"] = share + 1e-4 * i
         return next(c.verdict for c in EXPERIMENT.claims(changed) if "last layer alone" in c.claim)
 
     assert (verdict(0.01), verdict(0.5)) == ("holds", "does not hold")

@@ -15,6 +15,8 @@ class Config:
 
     mnist: mnist.Setup = field(default_factory=mnist.Setup)
     wrn: Wrn = field(default_factory=lambda: wrn_config(False))
+    tau: float = 1.0  # of the relative prior, the same for all networks and seeds
+    taus: tuple[float, ...] = (0.1, 1.0, 10.0, 100.0)  # that are shown beside it
     examples: int = 10_000  # of test and novel inputs
     profiled: int = 1_000  # inputs behind shares and answers
     wrn_examples: int = 1_000
@@ -24,7 +26,8 @@ class Config:
 def config(quick: bool) -> Config:
     if not quick:
         return Config()
-    return Config(mnist.QUICK, replace(wrn_config(True), dropouts=(0.0,)), 100, 30, 100, 10)
+    small = replace(wrn_config(True), dropouts=(0.0,))
+    return Config(mnist.QUICK, small, examples=100, profiled=30, wrn_examples=100, wrn_profiled=10)
 
 
 def units(config: Config) -> list[str]:

@@ -35,28 +35,29 @@ def run(config: Config, results: Results, context: Context) -> None:
 
 def _mnist(config: Config, seed: int, context: Context, folder: Path) -> Values:
     subject = mnist.Subject(config.mnist, seed, context)
-    posterior = subject.laplace("kron", tuned="linearised")
+    posterior = subject.laplace("kron", tuned=None)
     data = subject.data
     novel = subject.outside(config.mnist.outside[0])
     units = folder / "mnist-units.csv" if seed == config.mnist.seeds[0] else None
-    return located(posterior, subject.train, data.validation, data.test, novel, config.examples, config.profiled, units)
+    sets = (subject.train, data.validation, data.test, novel)
+    return located(posterior, sets, config.examples, config.profiled, config, units)
 
 
 def _wrn(config: Config, seed: int, dropout: float, context: Context, units: Path) -> Values:
     subject = Wrn(config.wrn, seed, dropout, context)
-    posterior = subject.laplace("kron", tuned="linearised")
+    posterior = subject.laplace("kron")
     file = units if seed == config.wrn.seeds[0] else None
-    return located(
-        posterior, subject.train, subject.tuning, subject.test, subject.outside, config.wrn_examples,
-        config.wrn_profiled, file,
-    )  # fmt: skip
+    sets = (subject.train, subject.tuning, subject.test, subject.outside)
+    return located(posterior, sets, config.wrn_examples, config.wrn_profiled, config, file)
 
 
 def located(
-    posterior: whence.Laplace, train: Any, validation: Any, test: Any, novel: Any, examples: int, profiled: int,
+    fitted: whence.Laplace, sets: tuple[Any, Any, Any, Any], examples: int, profiled: int, config: Config,
     units_file: Path | None,
 ) -> Values:  # fmt: skip
     """Tables and answers of one network, in plain values."""
+    train, validation, test, novel = sets
+    posterior = fitted.with_prior(whence.Relative(config.tau))
     audit = whence.audit(
         posterior, train, validation=validation, test=test, ood=novel, examples=examples, profiled=profiled,
         sections=SECTIONS, tune=False, progress=False,
@@ -69,7 +70,8 @@ def located(
         write_units(units_file, tables)
     return {
         "posterior": audit.record["run"]["posterior"],
-        "prior_of_the_profile": profile.prior.number,
+        "prior_of_the_profile": profile.prior.describe(),
+        "sweep": {f"{tau:g}": _under(fitted, tau, test, novel, profiled) for tau in config.taus},
         "layers": audit.record["layers"],
         "answers": audit.record["answers"],
         "quality": audit.record["quality"],
@@ -81,6 +83,16 @@ def located(
         "units": {name: _spread(table) for name, table in tables.items()},
         "weights": {name: _weights(where.weights(name)) for name in names},
     }
+
+
+def _under(fitted: whence.Laplace, tau: float, test: Any, novel: Any, profiled: int) -> Values:
+    """Shares and explained by layer under another τ."""
+    posterior = fitted.with_prior(whence.Relative(tau))
+    found = {}
+    for name, part in (("test", test), ("ood", novel)):
+        rows = posterior.where(part.take(profiled).inputs).layers
+        found[name] = [{c: getattr(row, c) for c in ("variance_share", "prior_share", "explained")} for row in rows]
+    return found
 
 
 def _spread(table: Any) -> Values:

@@ -23,6 +23,26 @@ def kinds(units: Values) -> dict[str, list[Values]]:
     return found
 
 
+def taus(networks: Sequence[Values]) -> list[str]:
+    """The priors that were looked at."""
+    return list(networks[0]["sweep"])
+
+
+def sweep_table(networks: Sequence[Values]) -> str:
+    """Shares and explained of test inputs under every τ, and the prior's own shares, which τ leaves alone."""
+    every = taus(networks)
+    head = [f"{what}, τ = {tau}" for what in ("share", "explained") for tau in every]
+    lines = [f"| layer | {' | '.join(head)} | prior share |", "|---" * (len(head) + 2) + "|"]
+
+    def mean(tau: str, layer: int, what: str) -> str:
+        return f"{100 * fmean(n['sweep'][tau]['test'][layer][what] for n in networks):.1f} %"
+
+    for i, row in enumerate(networks[0]["layers"]):
+        cells = [mean(tau, i, what) for what in ("variance_share", "explained") for tau in every]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {mean(every[0], i, 'prior_share')} |")
+    return "\n".join(lines)
+
+
 def column(networks: Sequence[Values], layer: int, *path: str) -> float:
     """A figure of a layer, mean over seeds."""
     return fmean(_at(network["layers"][layer], path) for network in networks)
@@ -38,6 +58,7 @@ def tables(units: Values) -> str:
     parts = []
     for kind, networks in kinds(units).items():
         parts += [f"### {TITLES[kind]}", paragraph(networks), "Layers:", layer_table(networks)]
+        parts += ["Test inputs under weaker and stronger priors:", sweep_table(networks)]
         parts += ["Units and weights inside them:", unit_table(networks)]
         parts += ["Single weights, quantiles of 5, 50 and 95 %:", weight_table(networks)]
     return "\n\n".join(parts)
