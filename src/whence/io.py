@@ -164,7 +164,7 @@ def _layouts(posterior: Laplace) -> list[Any]:
     """Where each call keeps its examples, as plain values."""
     plain = []
     for (rule, weight, bias, nth), layout in posterior.plan.inspection.layouts.items():
-        refs = [None if r is None else [r.name, r.start, r.stop, r.rows] for r in (weight, bias)]
+        refs = [None if r is None else [r.name, r.start, r.stop, r.rows, r.offset] for r in (weight, bias)]
         plain.append([rule, *refs, nth, layout.kind, layout.dim])
     return plain
 
@@ -262,7 +262,7 @@ def _prior(spec: dict[str, Any], tensors: dict[str, Tensor], blocks: list[Block]
 def _signals(descriptions: dict[str, Any], tensors: dict[str, Tensor]) -> Signals:
     found = {}
     for i, (name, plain) in enumerate(descriptions.items()):
-        description = Description(plain["kind"], tuple(plain["external"]), plain["head"])
+        description = Description(plain["kind"], tuple(plain["external"]), plain["head"], plain.get("offset", 0.0))
         found[name] = Signal(description, tensors[f"signal.{i}.squares"], tensors[f"signal.{i}.count"])
     return found
 

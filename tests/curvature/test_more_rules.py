@@ -34,6 +34,10 @@ class Scaled(nn.Module):
             h = self.gamma * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6))
         elif self.how == "scale":
             h = x.sum(-1, keepdim=True) + torch.mul(torch.tanh(h), self.gamma)
+        elif self.how == "one plus":
+            h = torch.tanh(h) * (1.0 + self.gamma)
+        elif self.how == "norm of one plus":
+            h = F.layer_norm(h, (6,), self.gamma + 1)
         elif self.how == "in place":
             h = (torch.tanh(h) + 0.1).mul_(self.gamma)
         elif self.how == "channel":
@@ -43,7 +47,47 @@ class Scaled(nn.Module):
         return self.head(h.mean(1))
 
 
-@pytest.mark.parametrize("how", ["rms", "scale", "in place", "channel", "number"])
+class Gemma(nn.Module):
+    """Norms with a scale 1 + w, computed in float32 whatever the type; a weight in another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.weight = nn.Parameter(0.3 * torch.randn(6))
+        self.mixed = nn.Parameter(torch.randn(6, 6) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(self.stem(x), self.mixed.to(x.dtype))
+        h = h.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True))
+        return self.head((h * (1.0 + self.weight.float())).to(x.dtype).mean(1))
+
+
+def test_scales_of_one_plus_a_parameter(tmp_path: Any) -> None:
+    """Rescaling 1 + w against its reader leaves everything alone, and so do saving and loading."""
+    torch.manual_seed(0)
+    model, x = Gemma(), torch.randn(10, 5, 4)
+    other = Gemma()
+    other.load_state_dict(model.state_dict())
+    c = torch.tensor([2.0, 0.5, 4.0, 1.0, 0.25, 2.0])
+    with torch.no_grad():
+        other.weight.copy_(c * (1 + model.weight) - 1)
+        other.head.weight.div_(c)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        found = [whence.laplace(m, (x, Y), likelihood="classification", progress=False) for m in (model, other)]
+    assert {b.name: b.source for b in found[0].blocks} == {
+        "weight": "rows", "mixed": "matrix", "stem": "matrix", "head": "matrix"
+    }  # fmt: skip
+    assert_close(found[0].prior_variance()["weight"], (1 + model.weight.detach()).square(), 1e-6)
+    assert_close(found[1].predict(x).logit_cov, found[0].predict(x).logit_cov, 1e-4)
+    found[0].save(tmp_path / "p.safetensors")
+    again = whence.load(tmp_path / "p.safetensors", model)
+    assert_close(again.with_prior(whence.Relative(3.0)).variance()["weight"],
+                 found[0].with_prior(whence.Relative(3.0)).variance()["weight"], 1e-6)  # fmt: skip
+    assert_close(again.predict(x).logit_cov, found[0].predict(x).logit_cov, 1e-6)
+
+
+@pytest.mark.parametrize("how", ["rms", "scale", "in place", "channel", "number", "one plus", "norm of one plus"])
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 def test_products_with_a_parameter_are_exact(how: str, structure: str) -> None:
     torch.manual_seed(0)

@@ -30,6 +30,7 @@ PRODUCTS = {
     torch.Tensor.__mul__,
     torch.Tensor.__rmul__,
 }
+CASTS = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16}
 PRODUCTS_IN_PLACE = {torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__}
 
 

@@ -22,6 +22,7 @@ from whence.batches import Inputs
 from whence.curvature.attention import attention
 from whence.curvature.broadcast import (
     ADDITIONS,
+    CASTS,
     PRODUCTS,
     PRODUCTS_IN_PLACE,
     AddedRule,
@@ -31,7 +32,7 @@ from whence.curvature.broadcast import (
     operands,
 )
 from whence.curvature.recurrent import CELLS, SEQUENCES, RecurrentCall
-from whence.curvature.rules import BINDERS, EmbeddingRule, Rule
+from whence.curvature.rules import BINDERS, ElementRule, EmbeddingRule, Rule
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, capturing, differentiable
 
@@ -44,6 +45,7 @@ class Ref:
     start: int
     stop: int
     rows: int  # of the whole parameter
+    offset: float = 0.0  # that was added to it: 1 + p is a usual way to write a scale
 
     @property
     def whole(self) -> bool:
@@ -79,6 +81,9 @@ MAXIMA = {
 }  # of entries of which some take no part in the result
 
 
+DERIVED = CASTS | ADDITIONS
+
+
 class Recorder(TorchFunctionMode):
     """Collects the uses of a network's selected parameters."""
 
@@ -90,6 +95,7 @@ class Recorder(TorchFunctionMode):
         self.recurrent: list[RecurrentCall] = []
         self.maxima = False  # whether a maximum was taken
         self.looked_up: dict[int, tuple[Tensor, int]] = {}  # rows of embeddings, and their place among the uses
+        self.derived: dict[int, tuple[Tensor, Ref]] = {}  # parameters in another type, or plus a number
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,6 +108,8 @@ class Recorder(TorchFunctionMode):
         binder = BINDERS.get(func)
         if binder is not None and isinstance(out, Tensor) and out.requires_grad:
             return self._record(binder, func, out, args, kwargs)
+        if func in DERIVED and isinstance(out, Tensor) and out.requires_grad:
+            self._derive(out, args, kwargs)
         if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._record_sum(out, args, kwargs)
         elif func in PRODUCTS and isinstance(out, Tensor) and out.requires_grad:
@@ -122,6 +130,8 @@ class Recorder(TorchFunctionMode):
             return out  # a range of inputs, not of outputs: left to the fallback
         if weight is None and bias is None:
             return out
+        if (weight and weight.offset and not isinstance(call.rule, ElementRule)) or (bias and bias.offset):
+            return out  # 1 + p is known as a scale alone
         if func is F.batch_norm and (kwargs.get("training", False) or (len(args) > 5 and args[5])):
             raise UnsupportedLayer(
                 f"the batch normalisation of {(weight or bias).name!r} uses the statistics of the batch even in "  # type: ignore[union-attr]
@@ -140,10 +150,22 @@ class Recorder(TorchFunctionMode):
         self.counts[key] = nth + 1
         self.uses.append(Use(rule, weight, bias, get_gradient_edge(out), out.shape, nth, value))
 
+    def _derive(self, out: Tensor, args: Any, kwargs: Any) -> None:
+        """Note a parameter in another type, or plus a number: gradients of the result are its own."""
+        if kwargs and set(kwargs) - {"dtype"}:
+            return
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+        ref = self._ref(tensors[0]) if tensors else None
+        if ref is None or not ref.whole or out is tensors[0] or out.shape != tensors[0].shape:
+            return
+        if len(tensors) == 1 and out.device == tensors[0].device:
+            self.derived[id(out)] = (out, replace(ref, offset=ref.offset + sum(numbers)))
+
     def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
         for x, p in operands(args, kwargs):
             ref, seen = self._ref(p) or self._reshaped(p), self.looked_up.get(id(p))
-            if ref is not None:
+            if ref is not None and not ref.offset:
                 rule = broadcast_rule(AddedRule, x, p, out)
                 if rule is not None:
                     self._add(rule, None, ref, out)
@@ -189,6 +211,8 @@ class Recorder(TorchFunctionMode):
         if name is not None:
             rows = tensor.shape[0] if tensor.dim() else 1
             return Ref(name, 0, rows, rows)
+        if id(tensor) in self.derived:
+            return self.derived[id(tensor)][1]
         base = tensor._base
         if base is None or id(base) not in self.network.names_by_id or base.dim() != tensor.dim():
             return None

@@ -37,6 +37,7 @@ class Description:
     kind: Kind
     external: tuple[bool, ...] = ()  # by pair or matrix: whether its input depends on no parameter
     head: bool = False  # whether its outputs are those of the network
+    offset: float = 0.0  # what is added to its weight before it acts
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _described(network: Network, block: Block, found: Inspection) -> Description
         external = tuple(all(flags) for flags in seen)
     elif kind == "recurrent":
         external = tuple(p.name in found.external for p in matrices(block))
-    return Description(kind, external, bool(names & found.heads))
+    offsets = {use.weight.offset for use in uses if use.weight is not None}
+    return Description(kind, external, bool(names & found.heads), offsets.pop() if len(offsets) == 1 else 0.0)
 
 
 def _kind(network: Network, block: Block, uses: list[Use], found: Inspection) -> Kind:
@@ -265,7 +267,7 @@ def _weight_of(use: Use, recording: Recording) -> Tensor | None:
     """The weight of a call, whether it is a selected parameter or not."""
     if use.weight is None:
         return None if use.weight_value is None else use.weight_value.detach()
-    whole = recording.plan.network.params[use.weight.name].detach()
+    whole = recording.plan.network.params[use.weight.name].detach() + use.weight.offset
     return whole[use.weight.start : use.weight.stop]
 
 

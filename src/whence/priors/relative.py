@@ -284,6 +284,7 @@ def _partner(name: str, weights: Mapping[str, Tensor]) -> str | None:
 def _of_affine(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor: float) -> tuple[list[Tensor], str]:
     """γ and β of a normalisation: two inputs, x̂ and 1, of an output with r = γ² E[x̂²] + β²; γ alone has γ²."""
     scale, *shift = (weights[p.name].reshape(-1) for p in block.params)
+    scale = scale + signal.description.offset
     if not shift:
         return [_filled(scale.square())], "" if bool(scale.any()) else _zeros(block)
     mean = signal.mean_squares()
