@@ -2,4 +2,4 @@
 
 from reproductions.experiment import Collection
 
-COLLECTION = Collection("reproductions.own", ("priors",))
+COLLECTION = Collection("reproductions.own", ("priors", "novelty"))

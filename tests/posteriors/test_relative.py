@@ -16,6 +16,7 @@ from tests.reference import curvature as slow
 from tests.reference import relative as twin
 from tests.reference.networks import ALL
 from tests.reference.patches import CONVS, TRANSPOSED
+from whence.curvature.jacobian import Gradients
 from whence.errors import BadOption, NotDefined, Notice
 from whence.predictive.linearised import moments
 
@@ -164,6 +165,27 @@ def test_an_explicit_prior_freezes_it(structure: str) -> None:
     frozen = quietly(model, x, y, structure=structure, prior_precision=given)
     assert_close(frozen.covariance(), posterior.covariance(), 1e-8)
     assert frozen.prior.describe() == "per weight"
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_no_jacobian_is_formed_for_it(structure: str, explicit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A precision by weight is folded into the weights of a plain network: rows [N, K, P] would not fit."""
+    model, x, y = small()
+    posterior = quietly(model, x, y, structure=structure)
+    if explicit:
+        posterior = posterior.with_prior({n: (i + 2) / v for i, (n, v) in enumerate(posterior.prior_variance().items())}
+                                         if structure == "diag" else
+                                         {n: 2 / v for n, v in posterior.prior_variance().items()})  # fmt: skip
+    wanted = posterior.predict(x).logit_cov
+
+    def formed(*_: Any, **__: Any) -> Any:
+        raise AssertionError("rows of the Jacobian were formed")
+
+    monkeypatch.setattr(Gradients, "rows", formed)
+    assert_close(posterior.predict(x).logit_cov, wanted, 1e-12)
+    assert posterior.where(x).layers
+    posterior.tune((x, y), progress=False, reference=False)
 
 
 def test_it_can_be_given_to_other_methods() -> None:
