@@ -47,6 +47,30 @@ class Scaled(nn.Module):
         return self.head(h.mean(1))
 
 
+class Token(nn.Module):
+    """A class token that is repeated for the examples, in the ways in which people do that."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.gamma = nn.Parameter(torch.randn(1, 1, 6))
+        self.stem, self.mix, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        token = {
+            "expand": lambda: self.gamma.expand(n, -1, -1),
+            "repeat": lambda: self.gamma.repeat(n, 1, 1),
+            "rows": lambda: self.gamma[0].expand(n, 1, 6),
+            "like": lambda: self.gamma.expand_as(x[:, :1, :1].expand(n, 1, 6)),
+            "broadcast": lambda: torch.broadcast_to(self.gamma, (n, 1, 6)),
+            "twice": lambda: self.gamma.expand(n, 2, 6),
+        }[self.how]()
+        h = torch.cat([token, self.stem(x)], 1)
+        weights = (h @ h.mT).softmax(-1)
+        return self.head(torch.tanh(self.mix(weights @ h))[:, 0])
+
+
 class Gemma(nn.Module):
     """Norms with a scale 1 + w, computed in float32 whatever the type; a weight in another type."""
 
@@ -90,8 +114,27 @@ def test_scales_of_one_plus_a_parameter(tmp_path: Any) -> None:
 @pytest.mark.parametrize("how", ["rms", "scale", "in place", "channel", "number", "one plus", "norm of one plus"])
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 def test_products_with_a_parameter_are_exact(how: str, structure: str) -> None:
+    assert_exact(Scaled(how), structure)
+
+
+@pytest.mark.parametrize("how", ["expand", "repeat", "rows", "like", "broadcast", "twice"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+def test_tokens_repeated_for_the_examples_are_exact(how: str, structure: str) -> None:
+    assert_exact(Token(how), structure)
+
+
+def test_a_token_moves_with_the_channels_that_it_is_in() -> None:
+    """Its prior is relative to its own entries."""
     torch.manual_seed(0)
-    model = Scaled(how).double()
+    model = Token("expand")
+    found = whence.laplace(model, (torch.randn(10, 5, 4), Y), likelihood="classification", progress=False)
+    assert_close(found.prior_variance()["gamma"], model.gamma.detach().square(), 1e-6)
+
+
+def assert_exact(model: nn.Module, structure: str) -> None:
+    """Of the parameter gamma, without a fallback."""
+    torch.manual_seed(0)
+    model = model.double()
     x = torch.randn(10, 5, 4, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
@@ -166,7 +209,7 @@ def test_notices_name_the_parameter() -> None:
             self.head = nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            h = torch.cat([self.token.expand(len(x), 1, 6), self.inner(x)], 1)
+            h = torch.cat([self.token.exp().expand(len(x), 1, 6), self.inner(x)], 1)
             return self.head(h.mean(1))
 
     with pytest.warns(Notice) as caught:

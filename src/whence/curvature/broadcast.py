@@ -31,6 +31,13 @@ PRODUCTS = {
     torch.Tensor.__rmul__,
 }
 CASTS = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16}
+EXPANSIONS = {
+    torch.Tensor.expand,
+    torch.Tensor.expand_as,
+    torch.Tensor.repeat,
+    torch.Tensor.broadcast_to,
+    torch.broadcast_to,
+}
 PRODUCTS_IN_PLACE = {torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__}
 
 
@@ -62,6 +69,11 @@ class AddedRule(BroadcastRule):
 
 
 @dataclass(frozen=True)
+class ExpandedRule(AddedRule):
+    """p itself, repeated for every example (a class token)."""
+
+
+@dataclass(frozen=True)
 class ScaledRule(BroadcastRule):
     """x ⊙ p (a root-mean-square norm by hand, a layer scale)."""
 
@@ -83,6 +95,13 @@ def broadcast_rule(kind: type[BroadcastRule], x: Tensor, p: Tensor, out: Tensor)
     missing = out.dim() - p.dim()
     repeated = tuple(d for d in range(out.dim()) if d < missing or p.shape[d - missing] == 1)  # for one example too
     return kind(x, repeated, out.shape) if repeated else None
+
+
+def expanded_rule(p: Tensor, out: Tensor) -> BroadcastRule | None:
+    """The rule of a parameter that was repeated, along dimensions in which it has one entry, to make ``out``."""
+    missing = out.dim() - p.dim()
+    same = all(n in (1, out.shape[d + missing]) for d, n in enumerate(p.shape))
+    return broadcast_rule(ExpandedRule, p.detach().new_zeros(()), p, out) if same and missing >= 0 else None
 
 
 def added_rows(looked_up: EmbeddingRule, rows: Tensor, out: Tensor) -> EmbeddingRule | None:

@@ -23,12 +23,14 @@ from whence.curvature.attention import attention
 from whence.curvature.broadcast import (
     ADDITIONS,
     CASTS,
+    EXPANSIONS,
     PRODUCTS,
     PRODUCTS_IN_PLACE,
     AddedRule,
     ScaledRule,
     added_rows,
     broadcast_rule,
+    expanded_rule,
     operands,
 )
 from whence.curvature.recurrent import CELLS, SEQUENCES, RecurrentCall
@@ -112,6 +114,8 @@ class Recorder(TorchFunctionMode):
             self._derive(out, args, kwargs)
         if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._record_sum(out, args, kwargs)
+        elif func in EXPANSIONS and isinstance(out, Tensor) and out.requires_grad:
+            self._record_expansion(out, args[0])
         elif func in PRODUCTS and isinstance(out, Tensor) and out.requires_grad:
             self._record_product(out, operands(args, kwargs))
         elif func in SEQUENCES or func in CELLS:
@@ -175,6 +179,12 @@ class Recorder(TorchFunctionMode):
                 if rows is not None:
                     self.uses[seen[1]] = replace(use, rule=rows, edge=get_gradient_edge(out), shape=out.shape)
                     del self.looked_up[id(p)]
+
+    def _record_expansion(self, out: Tensor, p: Tensor) -> None:
+        ref = self._ref(p) or self._reshaped(p)
+        rule = None if ref is None or ref.offset or out is p else expanded_rule(p, out)
+        if rule is not None:
+            self._add(rule, None, ref, out)
 
     def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for x, p in pairs:

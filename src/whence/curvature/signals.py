@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from whence.curvature.accumulate import InputSums
 from whence.curvature.blocks import Block, owner_of
-from whence.curvature.broadcast import AddedRule
+from whence.curvature.broadcast import AddedRule, ExpandedRule
 from whence.curvature.capture import Use
 from whence.curvature.jacobian import CalledUse, Recording, pairs_of, widened
 from whence.curvature.layout import Inspection
@@ -116,7 +116,8 @@ def _kind(network: Network, block: Block, uses: list[Use], found: Inspection) ->
     if all(isinstance(rule, SlopeRule) for rule in rules):
         return "slope"
     if all(isinstance(rule, AddedRule) for rule in rules):
-        return "added" if _is_table(block, uses) else "shift"
+        repeated = all(isinstance(rule, ExpandedRule) for rule in rules)
+        return "added" if repeated or _is_table(block, uses) else "shift"
     return "affine" if any(use.weight is not None for use in uses) else "shift"
 
 
