@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "whence"
 ORDER = [
-    "errors", "_version", "randomness", "checks", "batches", "sharded", "copies", "labels", "functional",
+    "errors", "_version", "engine", "randomness", "checks", "batches", "sharded", "copies", "labels", "functional",
     "likelihoods", "linalg", "replay", "curvature", "priors", "predictive", "posteriors", "metrics", "robustness",
     "where", "io", "auditing", "report", "zoo", "cli",
 ]  # fmt: skip

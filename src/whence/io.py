@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whence._version import __version__
@@ -24,6 +21,7 @@ from whence.curvature.plan import Plan
 from whence.curvature.record import FitRecord
 from whence.curvature.result import Curvature
 from whence.curvature.signals import Description, Signal, Signals
+from whence.engine.files import read_tensors, require_folder, write_tensors
 from whence.errors import BadFile
 from whence.functional import Network, weights_hash
 from whence.likelihoods import Likelihood, from_spec
@@ -41,8 +39,7 @@ FORMAT = 2  # 1: without what the layers saw, so without relative priors
 
 def save(posterior: Laplace, path: str | Path) -> None:
     """Write a Laplace posterior: its curvature, decomposition, prior and what it belongs to."""
-    if not Path(path).absolute().parent.is_dir():
-        raise BadFile(f"cannot write {path}: the folder {Path(path).parent} is missing.")
+    require_folder(path)
     tensors: dict[str, Tensor] = {}
     for i, structure in enumerate(posterior.curvature.structures):
         for key, value in structure.tensors().items():
@@ -82,8 +79,7 @@ def save(posterior: Laplace, path: str | Path) -> None:
         "decompositions": decompositions,
         "layouts": _layouts(posterior),
     }
-    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    save_file(plain, str(path), metadata={"whence": json.dumps(meta)})
+    write_tensors(path, tensors, meta)
 
 
 KINDS_OF_DRAWS = {
@@ -99,8 +95,7 @@ KINDS_OF_DRAWS = {
 
 def save_drawn(posterior: DrawnPosterior, path: str | Path) -> None:
     """Write a posterior that is known by its draws."""
-    if not Path(path).absolute().parent.is_dir():
-        raise BadFile(f"cannot write {path}: the folder {Path(path).parent} is missing.")
+    require_folder(path)
     state = posterior.state()
     networks = [Network(module) for module in posterior.networks()]
     meta = {
@@ -114,8 +109,7 @@ def save_drawn(posterior: DrawnPosterior, path: str | Path) -> None:
         "objects": any(n.returns_object for n in networks),
         "state": state.meta,
     }
-    plain = {k: v.detach().cpu().contiguous().clone() for k, v in state.tensors.items()}
-    save_file(plain, str(path), metadata={"whence": json.dumps(meta)})
+    write_tensors(path, state.tensors, meta)
 
 
 def _load_drawn(
@@ -285,20 +279,7 @@ def _reference_meta(reference: Reference | None) -> dict[str, Any] | None:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not Path(path).is_file():
-        raise BadFile(f"there is no file {path}.")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
-    if "whence" not in header:
-        raise BadFile(f"{path} is a safetensors file, but not one that whence wrote.")
-    try:
-        meta = json.loads(header["whence"])
-    except ValueError as error:
-        raise BadFile(f"{path} is damaged: its metadata is no JSON ({error}).") from error
+    tensors, meta = read_tensors(path)
     if meta["format"] > FORMAT:
         raise BadFile(
             f"{path} was written by whence {meta['whence']}, whose format {meta['format']} is newer than {FORMAT}."

@@ -346,13 +346,13 @@ def test_files_are_whole_or_not_there(plain: Made, tmp_path: Path, monkeypatch: 
     assert json.loads(before) == audit.record
     with pytest.raises(BadOption, match="is a folder"):
         audit.json(tmp_path)
-    with pytest.raises(BadFile, match="cannot be written"):
+    with pytest.raises(BadFile, match="cannot write"):
         audit.json(path / "below" / "audit.json")
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr("whence.engine.files.os.replace", full)
     with pytest.raises(BadFile, match="No space left on device"):
         audit.json(path)
     assert path.read_text() == before

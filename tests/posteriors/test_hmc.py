@@ -359,7 +359,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(BadFile, match="data="):
         sampled(mlp(), (x + 1, y), checkpoint=path, **options)
     path.write_bytes(b"nonsense")
-    with pytest.raises(BadFile, match="no checkpoint"):
+    with pytest.raises(BadFile, match="cannot be used: it is not a readable"):
         sampled(mlp(), labels(), checkpoint=path, **options)
 
 

@@ -179,7 +179,7 @@ def test_checkpoint_of_something_else_is_refused(tmp_path) -> None:
     with pytest.raises(BadOption, match=r"lr=0\.01, not 0\.02"):
         fit(epochs=2, lr=0.02, checkpoint=path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(BadFile, match="cannot be read"):
+    with pytest.raises(BadFile, match="cannot be used: it is not a readable"):
         fit(epochs=2, checkpoint=path)
     with pytest.raises(BadFile, match="folder"):
         fit(epochs=2, checkpoint=tmp_path / "missing" / "state")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from whence import zoo
+from whence.engine.files import read_tensors
 from whence.errors import BadData, BadFile, BadOption, NotConverged, Notice
 from whence.zoo import augment
-from whence.zoo.checkpoints import read
 from whence.zoo.loop import make_optimiser
 from whence.zoo.objective import Objective
 
@@ -117,7 +117,7 @@ def test_goes_on_to_the_same_weights_after_a_cut(tmp_path: Path, optimiser: str)
     path = tmp_path / "run.checkpoint"
     with pytest.raises(Cut):
         zoo.train(small(), blobs(), checkpoint=path, checkpoint_every=0, callback=cut, **options)
-    assert len(read(path)[1]["rows"]) == 4
+    assert len(read_tensors(path)[1]["rows"]) == 4
     resumed = zoo.train(small(seed=99), blobs(), checkpoint=path, **options)
     assert torch.equal(weights(whole.network), weights(resumed.network))
     assert [r.loss for r in whole.history] == [r.loss for r in resumed.history]

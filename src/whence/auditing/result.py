@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from whence.engine.files import write_text
 from whence.errors import BadFile, BadOption, one_of
 
 
@@ -89,31 +88,11 @@ class Audit(Recorded):
 
 
 def write(path: str | Path, text: str) -> Path:
-    """Written aside, then moved: a file is either whole or not there."""
+    """A file that is whole or not there."""
     path = Path(path)
     if path.is_dir():
         raise BadOption(f"{path} is a folder; pass the name of a file in it.")
-    aside = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            aside = Path(file.name)
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        aside.chmod(0o666 & ~mask)
-        aside.replace(path)
-    except OSError as error:
-        if aside is not None:
-            aside.unlink(missing_ok=True)
-        raise BadFile(f"{path} cannot be written: {error.strerror or error}.") from error
-    except BaseException:
-        if aside is not None:
-            aside.unlink(missing_ok=True)
-        raise
-    return path
+    return write_text(path, text)
 
 
 def schema(of: str = "audit") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -12,8 +11,8 @@ from torch import Tensor
 from whence.auditing.ran import Log
 from whence.auditing.sets import Held
 from whence.batches import tensors_in
-from whence.curvature.checkpoint import digest
 from whence.curvature.distributed import Ranks
+from whence.engine.files import digest, digest_of_values
 from whence.functional import weights_hash
 from whence.posteriors.across import refuse_part
 from whence.posteriors.drawn import DrawnPosterior
@@ -47,7 +46,7 @@ def check_ranks(
 
 def fingerprint(posterior: Any) -> str:
     """Tells posteriors apart that read the same: of networks and tensors; of Laplace the prior and data scale."""
-    return hashlib.sha256(" ".join(_features(posterior)).encode()).hexdigest()[:12]
+    return digest_of_values(list(_features(posterior)))[:12]
 
 
 def _features(posterior: Any) -> Iterator[str]:

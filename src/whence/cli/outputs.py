@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from whence.engine.files import replacing
 from whence.errors import BadFile
 
 
@@ -41,17 +42,11 @@ def file(path: Path, option: str) -> Path:
 
 def aside(path: Path, write: Callable[[Path], object]) -> Path:
     """Write beside the file, then move; a break leaves the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(temporary)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # safetensors writes files that only their owner may read
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            write(temporary)
     except OSError as error:
         raise BadFile(f"cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

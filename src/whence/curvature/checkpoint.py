@@ -7,32 +7,26 @@ nothing in it is unpickled.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 import os
-import re
-import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from whence._version import __version__
 from whence.batches import Batch
 from whence.checks import settle_checks, tensors_in
+from whence.engine.checkpoint import CheckpointFile
+from whence.engine.files import digest
 from whence.errors import BadFile, BadOption, notice
 
-KIND, FORMAT = "checkpoint of a fit", 1
 EVERY = 60.0  # seconds between two writings
 AFRESH = "Delete the file to start afresh."
 VALUES = "the values of the likelihood"  # key of a signature whose numbers need not have the same bits
@@ -81,16 +75,20 @@ class Checkpoint:
     """A file that a fit writes now and then, goes on from, and removes once it is complete."""
 
     def __init__(self, path: str | Path, every: float = EVERY, *, seed_given: bool = False) -> None:
-        self.path, self.every = check_place(path), check_every(every)
+        self.file, self.every = CheckpointFile.at(Path(path).absolute(), "fit"), check_every(every)
+        self.file.try_out()
         self.seed_given = seed_given  # by a generator of the caller's
         self.signature: dict[str, Any] = {}
         self.seed: int | None = None  # of what the fit draws
         self.stages: list[Stage] = []  # of this fit, in order
         self.found: list[Stage] = []  # in the file
         self._meta: dict[str, Any] | None = None
-        if self.path.exists():
-            self._read()
+        self._read()
         self._began = self._wrote = time.monotonic()
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     # Going on
 
@@ -156,7 +154,7 @@ class Checkpoint:
             except (ValueError, RuntimeError, KeyError) as error:
                 raise BadFile(f"the checkpoint {self.path} does not fit the network ({error}). {AFRESH}") from error
         stage.states = [one.state() for one in kept]
-        self._check_space()
+        self.file.require_space(t for each in self.stages for state in each.states for t in state.values())
         return stage
 
     def check_last(self, stage: Stage, batch: Batch) -> None:
@@ -184,20 +182,13 @@ class Checkpoint:
         stage.states = [one.state() for one in kept]
         try:
             self._write()
-        except (OSError, SafetensorError) as error:
-            notice(f"the checkpoint {self.path} could not be written ({error}); the fit goes on without a newer one.")
+        except BadFile as error:
+            notice(f"{str(error).rstrip('.')}; the fit goes on without a newer checkpoint.")
         self._wrote = time.monotonic()
 
     def remove(self) -> None:
         """The fit is complete."""
-        name = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.tmp")  # also of processes that were killed
-        for path in (self.path, *(p for p in self.path.parent.iterdir() if name.fullmatch(p.name))):
-            path.unlink(missing_ok=True)
-
-    @property
-    def _temporary(self) -> Path:
-        """This process's own, as another fit may write to the same file."""
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self.file.remove()
 
     def _write(self) -> None:
         tensors: State = {}
@@ -206,78 +197,22 @@ class Checkpoint:
             plain = {k: v for k, v in asdict_of(stage).items() if k != "states"}
             stages.append({**plain, "states": [list(state) for state in stage.states]})
             for j, state in enumerate(stage.states):
-                tensors |= {f"{i}.{j}.{name}": value.detach().cpu().contiguous() for name, value in state.items()}
-        meta = {
-            "kind": KIND,
-            "format": FORMAT,
-            "whence": __version__,
-            "signature": self.signature,
-            "seed": self.seed,
-            "stages": stages,
-            "digest": digest(tensors[key] for key in sorted(tensors)),
-        }
-        save_file(tensors, str(self._temporary), metadata={"whence": json.dumps(meta)})
-        with open(self._temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self._temporary, self.path)
-        with contextlib.suppress(OSError):  # not every system opens folders
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+                tensors |= {f"{i}.{j}.{name}": value for name, value in state.items()}
+        self.file.write(tensors, {"signature": self.signature, "seed": self.seed, "stages": stages})
 
     def _read(self) -> None:
-        try:
-            with safe_open(str(self.path), "pt") as file:
-                meta = json.loads((file.metadata() or {})["whence"])
-                if meta.get("kind") != KIND or meta.get("format") != FORMAT:
-                    raise BadFile(f"{self.path} exists and is no checkpoint of a fit; choose another name.")
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if meta["digest"] != digest(tensors[key] for key in sorted(tensors)):
-                raise ValueError("its content has changed")
-            for i, plain in enumerate(meta["stages"]):
-                states = [{n: tensors[f"{i}.{j}.{n}"] for n in names} for j, names in enumerate(plain["states"])]
-                self.found.append(Stage(**{**plain, "states": states}))
-        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            if isinstance(error, BadFile):
-                raise
-            raise BadFile(f"the checkpoint {self.path} is truncated or damaged ({error}). {AFRESH}") from error
-        self._meta = meta
-
-    def _check_space(self) -> None:
-        """The sums must fit on the disk."""
-        held = [t for stage in self.stages for state in stage.states for t in state.values()]
-        needed = sum(t.numel() * t.element_size() for t in held)
-        free = shutil.disk_usage(self.path.parent).free
-        if needed > free:
-            raise BadFile(
-                f"a checkpoint at {self.path} takes {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free "
-                "there. Choose another disk, or checkpoint=None."
-            )
+        found = self.file.read()
+        if found is None:
+            return
+        tensors, self._meta = found
+        for i, plain in enumerate(self._meta["stages"]):
+            states = [{n: tensors[f"{i}.{j}.{n}"] for n in names} for j, names in enumerate(plain["states"])]
+            self.found.append(Stage(**{**plain, "states": states}))
 
 
 def asdict_of(stage: Stage) -> dict[str, Any]:
     """Its fields; tensors are not copied."""
     return dict(vars(stage))
-
-
-def check_place(path: str | Path) -> Path:
-    """A file name in a folder that can be written to."""
-    place = Path(path).absolute()
-    if not place.parent.is_dir():
-        raise BadFile(f"cannot write the checkpoint {path}: the folder {place.parent} is missing.")
-    if place.is_dir():
-        raise BadFile(f"the checkpoint of a fit is a file, and {path} is a folder.")
-    trial = place.with_name(f".{place.name}.{os.getpid()}.trial")
-    try:
-        trial.write_bytes(b"whence")
-    except OSError as error:
-        raise BadFile(f"cannot write the checkpoint {path}: {error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            trial.unlink(missing_ok=True)
-    return place
 
 
 def check_every(every: float) -> float:
@@ -309,16 +244,6 @@ def reorders(source: Any) -> bool:
         return True
     sampler = batches.sampler if isinstance(batches, BatchSampler) else source.sampler
     return not isinstance(sampler, (SequentialSampler, DistributedSampler))
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """Of types, shapes and bytes."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        plain = tensor.detach().cpu().contiguous().flatten()
-        found.update(plain.view(torch.uint8).numpy().data if plain.numel() else b"")
-    return found.hexdigest()
 
 
 def digest_of_batch(batch: Batch) -> str:

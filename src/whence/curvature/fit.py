@@ -22,7 +22,7 @@ from whence.curvature.accumulate import (
     KroneckerAccumulator,
 )
 from whence.curvature.blocks import Block, assign
-from whence.curvature.checkpoint import VALUES, Checkpoint, digest, digest_of_batch, signature_of
+from whence.curvature.checkpoint import VALUES, Checkpoint, digest_of_batch, signature_of
 from whence.curvature.distributed import EXAMPLES, Ranks
 from whence.curvature.distributed_data import part_of
 from whence.curvature.fallbacks import say_fallbacks
@@ -37,6 +37,7 @@ from whence.curvature.selection import Selection
 from whence.curvature.signals import Signals, from_kronecker, without_sums
 from whence.curvature.signals import accumulators as accumulators_of_signals
 from whence.curvature.sweep import run
+from whence.engine.files import digest
 from whence.errors import BadData, BadFile, EmptyData, NothingSelected
 from whence.functional import Network, refuse_batch_statistics
 from whence.labels import say_if_unshifted

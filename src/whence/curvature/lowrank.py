@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence.curvature.accumulate import accumulation_dtype
 from whence.curvature.capture import gradients
-from whence.curvature.checkpoint import Sums, digest
+from whence.curvature.checkpoint import Sums
 from whence.curvature.distributed import Ranks
 from whence.curvature.memory import Room, within
 from whence.curvature.passes import Passes
@@ -24,6 +24,7 @@ from whence.curvature.plan import Plan
 from whence.curvature.products import Rooted, Vector, push
 from whence.curvature.record import FitRecord, Recorder
 from whence.curvature.sweep import Piece, relevant
+from whence.engine.files import digest
 from whence.errors import UnsupportedLayer, is_out_of_memory, notice
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood

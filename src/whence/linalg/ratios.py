@@ -5,7 +5,6 @@ Index legend: E Kronecker pairs, O outputs, D inputs.
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.engine.files import digest
 from whence.errors import BadOption
 
 SEPARABLE = 1e-5  # relative difference from a product d_o e_i that rounding may cause
@@ -26,10 +26,8 @@ class Ratio(ABC):
 
     def __post_init__(self) -> None:
         if not self.key:
-            digest = hashlib.sha256(type(self).__name__.encode())
-            for value in self.tensors().values():
-                digest.update(value.detach().double().cpu().contiguous().numpy().tobytes())
-            object.__setattr__(self, "key", digest.hexdigest())
+            found = digest((value.double() for value in self.tensors().values()), type(self).__name__)
+            object.__setattr__(self, "key", found)
 
     @abstractmethod
     def dense(self) -> Tensor:

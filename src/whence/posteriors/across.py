@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.curvature.checkpoint import EVERY, Checkpoint, digest, of_rank
+from whence.curvature.checkpoint import EVERY, Checkpoint, of_rank
 from whence.curvature.distributed import Ranks
 from whence.curvature.distributed_data import dealing, sampler_of
+from whence.engine.files import digest
 from whence.errors import BadOption
 from whence.functional import Network
 from whence.likelihoods import Likelihood

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.batches import Inputs, size_of, take
+from whence.engine.files import digest_of_values
 from whence.errors import NotDefined, WhenceError, notice
 from whence.functional import Network
 from whence.posteriors.front import laplace
@@ -52,7 +52,7 @@ class Recorder:
         return {
             "network": type(self.model).__name__,
             "options": {**shown, **counts, "seed": self.seed},
-            "fingerprint": hashlib.sha256(numbers.encode()).hexdigest()[:16],
+            "fingerprint": digest_of_values(numbers)[:16],
         }
 
     def try_out(self, given: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from whence.batches import (
     take,
     tensors_in,
 )
+from whence.engine.files import digest
 from whence.errors import BadData
 from whence.randomness import derived_seed, example_uniform
 
@@ -42,13 +42,8 @@ class Sample:
 
     def fingerprint(self) -> str:
         """Hash of the numbers."""
-        digest = hashlib.sha256()
-        for t in (*tensors_in(self.inputs), self.targets):
-            value = t.detach().cpu().contiguous()
-            value = value.float() if value.is_floating_point() else value
-            digest.update(f"{tuple(value.shape)}".encode())
-            digest.update(value.numpy().tobytes())
-        return digest.hexdigest()[:16]
+        every = (*tensors_in(self.inputs), self.targets)
+        return digest(t.float() if t.is_floating_point() else t for t in every)[:16]
 
 
 def gather(data: Any, count: int, seed: int, device: torch.device, dtype: torch.dtype) -> Sample:

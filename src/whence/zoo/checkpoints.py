@@ -1,21 +1,18 @@
-"""The state of a training on disk: safetensors with JSON metadata, replaced in one step. Nothing is unpickled."""
+"""The state of a training on disk."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from whence.engine.checkpoint import TRAINING, CheckpointFile
 from whence.errors import BadFile, BadOption
 from whence.functional import load_tensors, tensors_of
 from whence.zoo.settings import Settings
@@ -69,7 +66,7 @@ def _quality(row: Row, settings: Settings) -> float:
 class Checkpoint:
     """A file that a training writes now and then, and goes on from."""
 
-    path: Path
+    file: CheckpointFile
     every: float  # seconds
     meta: dict[str, Any]
     written: float
@@ -86,10 +83,12 @@ class Checkpoint:
     ) -> Checkpoint | None:
         if path is None:
             return None
-        if not Path(path).absolute().parent.is_dir():
-            raise BadFile(f"cannot write the checkpoint {path}: the folder {Path(path).parent} is missing.")
         meta = {"settings": settings.spec(), "seed": seed, "network": repr(network), "data": data}
-        return cls(Path(path), every, meta, -math.inf)
+        return cls(CheckpointFile.at(path, TRAINING), every, meta, -math.inf)
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     def offer(self, done: Progress, network: nn.Module, optimiser: torch.optim.Optimizer, last: bool) -> None:
         """Write, if it is time to."""
@@ -103,14 +102,15 @@ class Checkpoint:
             tensors |= {f"optimiser.{index}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
             plain[str(index)] = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
         meta = self.meta | {"rows": [asdict(r) for r in done.rows], "best_epoch": done.best_epoch, "optimiser": plain}
-        write(self.path, tensors, meta)
+        self.file.write(tensors, meta)
         self.written = time.monotonic()
 
     def load(self, network: nn.Module, optimiser: torch.optim.Optimizer) -> Progress:
         """Where the training stood: network and optimiser are set to it. A fresh start if there is no file."""
-        if not self.path.exists():
+        found = self.file.read()
+        if found is None:
             return Progress()
-        tensors, meta = read(self.path)
+        tensors, meta = found
         self._refuse_others(meta)
         parts: dict[str, State] = {"network": {}, "best": {}, "optimiser": {}}
         for key, value in tensors.items():
@@ -153,36 +153,3 @@ class Checkpoint:
             f"the checkpoint {self.path} was made with {name}={flat[1].get(name)!r}, not {flat[0][name]!r}. "
             "Go on with the same settings, or remove the file."
         )
-
-
-def _digest(tensors: State) -> str:
-    digest = hashlib.sha256()
-    for key in sorted(tensors):
-        digest.update(key.encode())
-        digest.update(tensors[key].contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def write(path: Path, tensors: State, meta: dict[str, Any]) -> None:
-    """Replace the file in one step, so that a break leaves the old one."""
-    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    meta = meta | {"sha256": _digest(plain)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(plain, str(temporary), metadata={"whence": json.dumps(meta)})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read(path: Path) -> tuple[State, dict[str, Any]]:
-    """The tensors and the metadata of a file that ``write`` wrote."""
-    try:
-        with safe_open(str(path), "pt") as file:
-            meta = json.loads((file.metadata() or {})["whence"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if meta["sha256"] != _digest(tensors):
-            raise ValueError("its content has changed")
-        return tensors, meta
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise BadFile(f"{path} is truncated or no file of whence's ({error}). Remove it and train again.") from error

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from whence._version import __version__
+from whence.engine.checkpoint import TRAINED, CheckpointFile
 from whence.errors import BadData, BadFile, BadOption
 from whence.functional import load_tensors, tensors_of
 from whence.randomness import derived_seed
-from whence.zoo.checkpoints import read, write
 from whence.zoo.cookbook import recipe as find_recipe
 from whence.zoo.data import DataSet, load
 from whence.zoo.data.files import cache as cache_folder
@@ -103,11 +103,11 @@ def _keep(path: Path, result: Training, recipe: Recipe) -> None:
         "seconds": result.seconds,
         "device": result.device,
     }
-    write(path, tensors_of(result.network), meta)
+    CheckpointFile(path, TRAINED).write(tensors_of(result.network), meta)
 
 
 def _restored(path: Path, recipe: Recipe, network: nn.Module, seed: int) -> Training:
-    tensors, meta = read(path)
+    tensors, meta = CheckpointFile(path, TRAINED).existing()
     try:
         load_tensors(network, tensors)
     except RuntimeError as error:

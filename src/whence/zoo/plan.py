@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from whence.engine.files import digest_of_values
 from whence.errors import BadOption, one_of
 from whence.zoo.data import DataSet
 from whence.zoo.networks import network as make_network
@@ -62,7 +61,7 @@ class Recipe:
             "settings": self.settings.spec(),
             "seed": seed,
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=list).encode()).hexdigest()[:16]
+        return digest_of_values(parts)[:16]
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.network_options.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from whence.batches import from_numpy, is_pair, tensors_in
 from whence.curvature.distributed import Ranks
+from whence.engine.files import digest
 from whence.functional import load_tensors, tensors_of, weights_hash
 from whence.likelihoods import Likelihood
 from whence.posteriors.across import refuse_part
@@ -28,11 +28,7 @@ def fingerprint(data: Any) -> str:
         return data.fingerprint()
     if not is_pair(data):
         return type(data).__name__
-    digest = hashlib.sha256()
-    for tensor in tensors_in(data):
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(tensors_in(data))
 
 
 def check_ranks(ranks: Ranks, job: Job, members: int, likelihood: Likelihood) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from whence.engine.checkpoint import MEMBER, CheckpointFile
+from whence.engine.files import require_folder, write_text
 from whence.errors import BadFile, BadOption
 from whence.functional import load_tensors, tensors_of, weights_hash
 
@@ -26,8 +27,7 @@ class Folder:
     def opened(cls, path: str | Path, manifest: dict[str, Any]) -> Folder:
         """Make the folder, or go on in it if it is of the same fit."""
         folder = Path(path)
-        if not folder.absolute().parent.is_dir():
-            raise BadFile(f"cannot write the checkpoints {folder}: the folder {folder.parent} is missing.")
+        require_folder(folder, "the checkpoints ")
         if folder.exists() and not folder.is_dir():
             raise BadFile(f"the checkpoint of an ensemble is a folder, and {folder} is a file.")
         folder.mkdir(exist_ok=True)
@@ -38,9 +38,7 @@ class Folder:
         elif any(folder.iterdir()):
             raise BadFile(f"the folder {folder} holds other things than an ensemble; choose an empty or a new one.")
         else:
-            temporary = file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(plain, indent=1))
-            os.replace(temporary, file)
+            write_text(file, json.dumps(plain, indent=1))
         return cls(folder)
 
     def file(self, index: int) -> Path:
@@ -57,16 +55,13 @@ class Folder:
         return self.file(index).exists()
 
     def put(self, index: int, network: nn.Module, history: list[dict[str, float]]) -> None:
-        from whence.zoo.checkpoints import write
-
-        write(self.file(index), tensors_of(network), {"member": index, "history": history})
+        file = CheckpointFile(self.file(index), MEMBER)
+        file.write(tensors_of(network), {"member": index, "history": history})
         self.training(index).unlink(missing_ok=True)
 
     def get(self, index: int, network: nn.Module) -> list[dict[str, float]]:
         """Load a finished member into a fresh network; its history."""
-        from whence.zoo.checkpoints import read
-
-        tensors, meta = read(self.file(index))
+        tensors, meta = CheckpointFile(self.file(index), MEMBER).existing()
         try:
             load_tensors(network, tensors)
         except RuntimeError as error:

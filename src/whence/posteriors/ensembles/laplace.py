@@ -5,7 +5,6 @@ Index legend: M members, S draws, N examples.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whence.batches import check_finite, tensors_in
 from whence.curvature.jacobian import widened
+from whence.engine.files import read_tensors, write_tensors
 from whence.errors import BadData, BadOption, notice, one_of
 from whence.likelihoods import Gaussian, Likelihood
 from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
@@ -205,10 +203,9 @@ class LaplaceEnsemble(DrawnPosterior):
             for index, member in enumerate(self.members):
                 path = Path(folder) / f"{index}.safetensors"
                 member.save(path)
-                with safe_open(str(path), framework="pt") as file:
-                    metas.append(json.loads(file.metadata()["whence"]))
-                    for key in file.keys():  # noqa: SIM118
-                        tensors[f"member.{index}.{key}"] = file.get_tensor(key)
+                own, meta = read_tensors(path)
+                metas.append(meta)
+                tensors |= {f"member.{index}.{key}": value for key, value in own.items()}
         return State({"members": metas, "weights": self.weights.tolist(), "weighting": self.weighting}, tensors)
 
     @classmethod
@@ -221,7 +218,7 @@ class LaplaceEnsemble(DrawnPosterior):
             for index, (meta, model) in enumerate(zip(state.meta["members"], models, strict=True)):
                 prefix, path = f"member.{index}.", Path(folder) / f"{index}.safetensors"
                 own = {k[len(prefix) :]: v for k, v in state.tensors.items() if k.startswith(prefix)}
-                save_file(own, str(path), metadata={"whence": json.dumps(meta)})
+                write_tensors(path, own, meta)
                 users = None if from_spec(meta["likelihood"]) is not None else likelihood
                 members.append(load(path, model, likelihood=users))
         weights = torch.tensor(state.meta["weights"], dtype=torch.float64)

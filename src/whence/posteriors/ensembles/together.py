@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from whence.batches import tensors_in
+from whence.engine.checkpoint import TOGETHER, CheckpointFile
 from whence.errors import NotConverged
 from whence.likelihoods import Likelihood
 from whence.posteriors.ensembles.build import Job, guarded, seeded
@@ -227,19 +228,15 @@ class Together:
             g.mul_(factor.reshape(-1, *[1] * (g.dim() - 1)))
 
     def _write(self, path: Path) -> None:
-        from whence.zoo.checkpoints import write
-
         tensors = {f"buffer.{n}": b for n, b in self.stack.buffers.items()}
         tensors |= {f"weight.{n}": p for n, p in self.trained.items()}
         for index, values in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{k}": torch.as_tensor(v) for k, v in values.items() if v is not None}
-        write(path, tensors, {"members": self.members, "rows": self.rows})
+        CheckpointFile(path, TOGETHER).write(tensors, {"members": self.members, "rows": self.rows})
 
     def _resume(self, path: Path) -> int:
         """Go on from a checkpoint of the same members; 0 if it is of others."""
-        from whence.zoo.checkpoints import read
-
-        tensors, meta = read(path)
+        tensors, meta = CheckpointFile(path, TOGETHER).existing()
         if meta["members"] != self.members:
             return 0
         with torch.no_grad():

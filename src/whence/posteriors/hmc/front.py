@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from whence.batches import Data, take, tensors_in
 from whence.curvature.blocks import Block, Param
 from whence.curvature.selection import Layers, Mask, selection
+from whence.engine.files import digest, digest_of_values
 from whence.errors import BadOption, NotConverged, TooLarge, notice, one_of
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Likelihood, resolve
@@ -287,33 +287,16 @@ def _identity(
         "layers": [p.name for p in potential.layout.params],
         "data": _examples(data),
         "prior_precision": prior.describe(),
-        "prior": _digest([potential.precision, potential.mean]),
+        "prior": digest([potential.precision, potential.mean]),
         "likelihood": "regression" if estimate else str(data.likelihood.spec()),
     }
-
-
-def _digest(tensors: list[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
 
 
 def _examples(data: WholeData) -> str:
     """A digest of the examples in whatever order: a loader that shuffles gives the same."""
     tensors = [*tensors_in(data.inputs), data.targets]
     if any(t.dim() == 0 or len(t) != len(data) for t in tensors):
-        return _digest(tensors)
-    columns = [_bytes(t) for t in tensors]
-    widths = [len(c) // len(data) for c in columns]
-    rows = sorted(
-        hashlib.sha256(b"".join(c[i * w : (i + 1) * w] for c, w in zip(columns, widths, strict=True))).digest()
-        for i in range(len(data))
-    )
-    shapes = str([(str(t.dtype), tuple(t.shape)) for t in tensors]).encode()
-    return hashlib.sha256(shapes + b"".join(rows)).hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    found: bytes = tensor.detach().cpu().contiguous().numpy().tobytes()
-    return found
+        return digest(tensors)
+    shapes = [[str(t.dtype), list(t.shape)] for t in tensors]
+    plain = [t.detach().cpu() for t in tensors]
+    return digest_of_values([shapes, sorted(digest(t[i] for t in plain) for i in range(len(data)))])

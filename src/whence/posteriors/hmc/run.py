@@ -6,7 +6,6 @@ Index legend: K chains, T draws of each chain, P parameters.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from whence.engine.checkpoint import CheckpointFile
 from whence.errors import BadFile
 from whence.posteriors.hmc.adaptation import Warmup, reasonable_step
 from whence.posteriors.hmc.kernels import hmc_transition
@@ -158,31 +156,30 @@ class Checkpoint:
     """A file that a run writes now and then and goes on from; ``identity`` says what run it is of."""
 
     def __init__(self, path: str | Path, identity: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self.identity, self.clock = Path(path), json.loads(json.dumps(identity)), clock
-        if not self.path.absolute().parent.is_dir():
-            raise BadFile(f"cannot write the checkpoint {path}: the folder {self.path.parent} is missing.")
+        self.file, self.identity, self.clock = (
+            CheckpointFile.at(path, "HMC run"),
+            json.loads(json.dumps(identity)),
+            clock,
+        )
         self.written = clock()
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     def offer(self, run: Run) -> None:
         """Write, if it is time to or the run is complete; replaced in one step."""
         if run.done < run.total and self.clock() - self.written < EVERY:
             return
         meta = {"identity": self.identity, "done": run.done, "seconds": run.seconds}
-        plain = {k: v.detach().cpu().contiguous().clone() for k, v in run.tensors().items()}
-        beside = self.path.with_name(self.path.name + ".part")
-        save_file(plain, str(beside), metadata={"whence": json.dumps(meta)})
-        os.replace(beside, self.path)
+        self.file.write(run.tensors(), meta)
         self.written = self.clock()
 
     def resume(self, run: Run) -> None:
-        if not self.path.is_file():
+        found = self.file.read()
+        if found is None:
             return
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                meta = json.loads((file.metadata() or {})["whence"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            raise BadFile(f"{self.path} is no checkpoint of an HMC run, or is truncated ({error}).") from error
+        tensors, meta = found
         theirs = meta.get("identity", {})
         for name, mine in self.identity.items():
             if theirs.get(name) != mine and name in DIGESTS:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module, unwrap
+from whence.engine.checkpoint import COLLECTION, CheckpointFile
 from whence.errors import BadData, BadOption
 from whence.functional import Network
 from whence.likelihoods import Likelihood, resolve
@@ -105,12 +106,10 @@ class SwagCollector:
 
     def write(self, path: Path, meta: dict[str, Any]) -> None:
         """Everything collected so far, beside the checkpoint of the training."""
-        from whence.zoo.checkpoints import write
-
         tensors = {f"mean.{n}": m for n, m in self.mean.items()} | {f"squares.{n}": s for n, s in self.squares.items()}
         if self.rank:
             tensors |= {f"deviations.{n}": torch.stack(d) for n, d in self.deviations.items() if d}
-        write(path, tensors, meta | {"count": self.count, "rank": self.rank})
+        CheckpointFile(path, COLLECTION).write(tensors, meta | {"count": self.count, "rank": self.rank})
 
     def read(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """The inverse of :meth:`write`."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from whence.copies import copy_module
+from whence.engine.checkpoint import COLLECTION, TRAINING, CheckpointFile
 from whence.errors import BadFile, BadOption
 from whence.functional import Network, tensors_of
 from whence.likelihoods import Gaussian, Likelihood, resolve
@@ -106,19 +107,17 @@ class Beside:
 
     def resume(self) -> None:
         """Bring the collector to where the training stands; a break between the two files is made good."""
-        from whence.zoo.checkpoints import read
-
         if not self.checkpoint.exists():
             self.path.unlink(missing_ok=True)
             if self.path.absolute().parent.is_dir():
                 self.write(0)  # so that a break before the first collection leaves the hash, too
             return
-        tensors, meta = read(self.checkpoint)
+        tensors, meta = CheckpointFile(self.checkpoint, TRAINING).existing()
         trained, collected = len(meta["rows"]), 0
         weights = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
         self._check(weights)
         if self.path.exists():
-            saved, its = read(self.path)
+            saved, its = CheckpointFile(self.path, COLLECTION).existing()
             if its.get("start", self.start) != self.start:
                 raise BadFile(
                     f"the checkpoint {self.checkpoint} is of another network: its training started from other weights "

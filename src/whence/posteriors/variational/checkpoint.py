@@ -1,20 +1,18 @@
-"""The state of a variational training on disk: safetensors with JSON metadata, replaced in one step."""
+"""The state of a variational training on disk."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from whence.batches import Data, from_numpy, is_pair, tensors_in
+from whence.engine.checkpoint import CheckpointFile
+from whence.engine.files import digest
 from whence.errors import BadFile, BadOption
 from whence.posteriors.variational.history import Row
 from whence.posteriors.variational.module import VariationalModule
@@ -29,12 +27,8 @@ def fingerprint(data: Data | None) -> str | None:
         return None
     if not (is_pair(data.source) or isinstance(data.source, (list, tuple))):
         return f"{type(data.source).__name__} of {data.length()} batches"
-    digest = hashlib.sha256(b"pair" if is_pair(data.source) else b"batches")  # which are cut anew, or as they are
-    for tensor in tensors_in([from_numpy(item) for item in data.source]):
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    start = "pair" if is_pair(data.source) else "batches"  # which are cut anew, or as they are
+    return digest(tensors_in([from_numpy(item) for item in data.source]), start)
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,12 @@ class Progress:
 class Checkpoint:
     """A file that a training writes after every epoch, and goes on from."""
 
-    path: Path
+    file: CheckpointFile
     meta: dict[str, Any]  # what must be the same
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     @classmethod
     def at(
@@ -83,31 +81,25 @@ class Checkpoint:
     ) -> Checkpoint | None:
         if path is None:
             return None
-        if not Path(path).absolute().parent.is_dir():
-            raise BadFile(f"cannot write the checkpoint {path}: the folder {Path(path).parent} is missing.")
+        file = CheckpointFile.at(path, "variational training")
         shapes = {n: list(v.shape) for n, v in module.mean().items()}
         known = {"data": fingerprint(data), "validation": fingerprint(validation)}
-        return cls(Path(path), {"network": module.origin_hash, "names": shapes, "settings": settings, **known})
+        return cls(file, {"network": module.origin_hash, "names": shapes, "settings": settings, **known})
 
     def write(self, done: Progress, module: VariationalModule, optimiser: torch.optim.Optimizer) -> None:
         tensors = {f"blocks.{k}": v for k, v in module.blocks.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in (done.best or {}).items()}
         for index, values in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{k}": torch.as_tensor(v) for k, v in values.items()}
-        plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         meta = self.meta | {"rows": [asdict(r) for r in done.rows], "best_epoch": done.best_epoch}
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
-            save_file(plain, str(temporary), metadata={"whence": json.dumps(meta)})
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        self.file.write(tensors, meta)
 
     def load(self, module: VariationalModule, optimiser: torch.optim.Optimizer) -> Progress:
         """Where the training stood; module and optimiser are set to it. A fresh start if there is no file."""
-        if not self.path.exists():
+        found = self.file.read()
+        if found is None:
             return Progress()
-        tensors, meta = self._read()
+        tensors, meta = found
         self._refuse_others(meta)
         parts: dict[str, Tensors] = {"blocks": {}, "best": {}, "optimiser": {}}
         for key, value in tensors.items():
@@ -123,17 +115,6 @@ class Checkpoint:
         device = next(module.parameters()).device
         best = {k: v.to(device) for k, v in parts["best"].items()} or None
         return Progress(tuple(Row(**row) for row in meta["rows"]), best, meta["best_epoch"])
-
-    def _read(self) -> tuple[Tensors, dict[str, Any]]:
-        try:
-            with safe_open(str(self.path), "pt") as file:
-                meta = json.loads((file.metadata() or {})["whence"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if not all(key in meta for key in (*self.meta, "rows", "best_epoch") if key not in DATA):
-                raise ValueError("it is no checkpoint of whence.variational")
-            return tensors, meta
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise BadFile(f"the checkpoint {self.path} cannot be read ({error}). Remove it and train anew.") from error
 
     def _refuse_others(self, meta: dict[str, Any]) -> None:
         """A checkpoint of other weights or other settings would give neither the one training nor the other."""

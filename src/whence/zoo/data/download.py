@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.error
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from tqdm import tqdm
 
 from whence._version import __version__
+from whence.engine.files import replacing
 from whence.errors import BadFile
 from whence.zoo.data.description import Description, File
 from whence.zoo.data.files import Store, cache, gunzip
@@ -81,17 +80,10 @@ def _why(error: Exception) -> str:
 def _from(url: str, file: File, target: Path, progress: bool) -> None:
     """From one mirror, through a temporary file of its own beside the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
+    with replacing(target) as temporary:
+        with temporary.open("wb") as out:
             md5 = _copy(url, out, progress)
         _check(file, temporary, md5)
-        temporary.chmod(0o644)
-        os.replace(temporary, target)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _copy(url: str, out: BinaryIO, progress: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whence.engine.files import digest
 from whence.errors import BadData, BadOption
 from whence.randomness import derived_seed
 from whence.zoo.data.augment import Augment
@@ -82,12 +82,8 @@ class Examples:
 
     def fingerprint(self) -> str:
         """A hash of everything that a network sees of it."""
-        digest = hashlib.sha256(repr((self.augment and self.augment.spec(), self.scale, str(self.dtype))).encode())
-        for tensor in (self.raw, self.targets, self.mean, self.std):
-            if tensor is not None:
-                digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        start = repr((self.augment and self.augment.spec(), self.scale, str(self.dtype)))
+        return digest((t for t in (self.raw, self.targets, self.mean, self.std) if t is not None), start)
 
     @property
     def inputs(self) -> Tensor:

@@ -1,0 +1,159 @@
+"""Files that are whole or not there, tensors in them, and digests. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from whence.errors import BadFile
+
+META = "whence"  # key of the JSON text in a safetensors header
+Tensors = dict[str, Tensor]
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path to write to; what was written takes the place of ``path`` in one step, unless something is raised.
+
+    The file is on disk before it is renamed, so that a power cut leaves the old file or the new one.
+    """
+    path = Path(path)
+    with _said(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with _said(path):
+            temporary.chmod(0o666 & ~_umask())  # temporary files and safetensors can be read by their owner alone
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What the system says, in words."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise BadFile(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """A text file in one step; folders that are missing are made."""
+    path = Path(path)
+    with _said(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Tensors and plain values as a safetensors file, in one step."""
+    plain = _apart(tensors)
+    with _said(Path(path)), replacing(path) as temporary:
+        save_file(plain, str(temporary), metadata={META: json.dumps(meta)})
+
+
+def read_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
+    """What :func:`write_tensors` wrote."""
+    meta = read_meta(path)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """The plain values alone, without reading any tensor."""
+    if not Path(path).is_file():
+        raise BadFile(f"there is no file {path}.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
+    if META not in header:
+        raise BadFile(f"{path} is a safetensors file, but not one that whence wrote.")
+    try:
+        found = json.loads(header[META])
+    except ValueError as error:
+        raise BadFile(f"{path} is damaged: its metadata is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise BadFile(f"{path} is damaged: its metadata is a {type(found).__name__}.")
+    return found
+
+
+def require_folder(path: str | Path, what: str = "") -> Path:
+    """Refuse a file name whose folder does not exist; ``what`` names the file in the message."""
+    if not Path(path).absolute().parent.is_dir():
+        raise BadFile(f"cannot write {what}{path}: the folder {Path(path).parent} is missing.")
+    return Path(path)
+
+
+def digest(tensors: Iterable[Tensor], start: str = "") -> str:
+    """sha256 of the types, shapes and bytes of tensors, in their order."""
+    found = hashlib.sha256(start.encode())
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        found.update(plain.flatten().view(torch.uint8).numpy().data if plain.numel() else b"")
+    return found.hexdigest()
+
+
+def digest_of_values(value: Any) -> str:
+    """sha256 of plain values, by their JSON text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=list).encode()).hexdigest()
+
+
+def remove(path: str | Path) -> None:
+    """A file, and what processes that were killed while writing it left beside it."""
+    path = Path(path)
+    for left in (path, *path.absolute().parent.glob(f".{glob.escape(path.name)}.*.part")):
+        left.unlink(missing_ok=True)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> Tensors:
+    """On the CPU, each with memory of its own, as safetensors asks for; copied only where that is needed."""
+    found, seen = {}, set()
+    for name, value in tensors.items():
+        plain = value.detach().cpu().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        found[name] = plain
+    return found
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system opens folders
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
