@@ -13,7 +13,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
-from whence.report.page import render
+from whence.report.page import naming, render
 from whence.report.page.icicle import UNITS, changes, fitted, profile, tree
 from whence.report.page.render import embedded
 from whence.report.page.theme import cell
@@ -316,3 +316,15 @@ def test_whence_does_not_import_what_the_page_needs() -> None:
     code = "import sys, whence, whence.report.page; print([m for m in ('plotly', 'jinja2', 'PIL') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("`a.b` leads", "<code>a.b</code> leads"),
+        ("x `a<b>` & `c`", "x <code>a&lt;b&gt;</code> &amp; <code>c</code>"),
+        ("one ` alone <", "one ` alone &lt;"),
+    ],
+)
+def test_names_between_backticks_are_code(text: str, shown: str) -> None:
+    assert str(naming.coded(text)) == shown

@@ -58,6 +58,16 @@ def without_common(record: Record) -> tuple[Record, str]:
     return made, prefix
 
 
+def coded(text: Any) -> Any:
+    """Names between backticks as code."""
+    safe = need("markupsafe", "report")
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:
+        return safe.escape(str(text))
+    code = safe.Markup("<code>{}</code>")
+    return safe.Markup("").join(code.format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
 def dotted(name: Any) -> Any:
     """A name that may be broken after each of its dots."""
     markup = need("markupsafe", "report").Markup

@@ -68,7 +68,7 @@ def _environment() -> Any:
         "number": words.number, "percent": words.percent, "estimate": words.estimate, "judged": words.judged,
         "duration": words.duration, "picture": data_uri, "flat": words.flat, "term": words.term,
         "aim": comparison.aim, "nth": comparison.nth, "rank": comparison.rank, "size": comparison.size,
-        "dotted": naming.dotted,
+        "dotted": naming.dotted, "coded": naming.coded,
     }  # fmt: skip
     return made
 
