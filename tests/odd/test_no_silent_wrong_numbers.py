@@ -489,8 +489,9 @@ def test_similarities_of_all_pairs_are_refused() -> None:
 def test_an_exported_module_with_a_static_batch() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     exported = torch.export.export(model, (X,)).module()
-    with pytest.raises(BadData, match=r"runs on 12 examples and fails on 6 of them.*dynamic batch"):
+    with pytest.raises(BadData, match=r"runs on 12 examples and fails on 6 of them.*dynamic batch") as raised:
         fit(exported)
+    assert str(raised.value).count("runs on 12 examples") == 1
 
 
 def test_outputs_that_were_kept_in_a_list() -> None:
