@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.errors import BadOption
+
 _MASK = (1 << 64) - 1
 
 
@@ -96,6 +98,15 @@ class Points:
 def quasi_normals(count: int, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The same ``count`` standard normal points in ``dims`` dimensions every time, [S, dims]."""
     return _sobol_normals(count, dims).to(device, dtype)
+
+
+def resolve_seed(seed: int | None, generator: torch.Generator | None) -> int:
+    """The seed of a verb that draws: the one given, one drawn from ``generator``, or 0."""
+    if generator is None:
+        return 0 if seed is None else seed
+    if seed is not None:
+        raise BadOption("pass seed= or generator=, not both.")
+    return seed_from(generator)
 
 
 def derived_seed(seed: int, *what: object) -> int:

@@ -290,7 +290,7 @@ def test_tables() -> None:
         train_step(net, optimiser, *data)
         t.step()
     frame = t.to_pandas()
-    assert len(frame) == 9 and list(frame.columns[:2]) == ["step", "layer"]
+    assert len(frame) == 9 and list(frame.columns[:2]) == ["step", "name"]
     assert set(COLUMNS + SHARES) <= set(frame.columns)
     assert frame[frame.step == 2].variance_share.sum() == pytest.approx(1)
     probe = t.probe.to_pandas()

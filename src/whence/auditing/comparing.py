@@ -37,6 +37,7 @@ from whence.functional import Network
 from whence.metrics.distance import total_variation, wasserstein
 from whence.posteriors.base import Posterior
 from whence.predictive.links import predict_draws
+from whence.randomness import resolve_seed
 
 PLAIN = "plain network"
 DISTANCES = {"total_variation": total_variation, "wasserstein": wasserstein}
@@ -88,7 +89,8 @@ def compare(
     title: str | None = None,
     examples: int = 10_000,
     profiled: int = SHARED,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     process_group: Any = None,
     progress: bool = True,
     on_step: Callable[[str, int, int], None] | None = None,
@@ -106,11 +108,12 @@ def compare(
         classes, title: names, for words and pictures.
         examples: at most so many of each set are read.
         profiled: at most so many inputs stand behind the layers.
-        seed: of draws and intervals.
+        seed: of draws and intervals (0); or a ``generator`` that one is drawn from.
         process_group: a torch process group (or True for the default one) whose ranks share out the methods; each
             passes the same posteriors and data, and gets the same comparison.
         progress, on_step: as for :func:`whence.audit`.
     """
+    seed = resolve_seed(seed, generator)
     likelihood = _check(posteriors, reference)
     ranks, log = process_group, Log()
     steps = ["data", *posteriors, "scores", "layers"]

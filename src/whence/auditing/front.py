@@ -35,6 +35,7 @@ from whence.posteriors.base import Posterior
 from whence.posteriors.front import laplace
 from whence.posteriors.laplace import Laplace
 from whence.priors import RELATIVE
+from whence.randomness import resolve_seed
 
 Section = Callable[[Context], Any]
 WORDED = ("verdict", "quality", "deferral", "inputs", "novelty", "pruning", "answers")
@@ -75,7 +76,8 @@ def audit(
     inputs: int = 12,
     sections: Sequence[str] | None = None,
     methods: Mapping[str, Posterior] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     progress: bool = True,
     on_step: Callable[[str, int, int], None] | None = None,
@@ -99,7 +101,7 @@ def audit(
         inputs: how many of the most uncertain inputs are shown.
         sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
         methods: other posteriors by name, to be compared with this one on the same data.
-        seed: of everything that is drawn.
+        seed: of everything that is drawn (0); or a ``generator`` that one is drawn from.
         device: where to compute; by default where the model is.
         progress: whether to show a progress bar.
         on_step: called with the name of each step before it begins, its number, and the number of steps.
@@ -107,6 +109,7 @@ def audit(
     A section that cannot be had is left out, and the record says why. Ctrl-C ends the audit and keeps what it finished,
     once there is a posterior.
     """
+    seed = resolve_seed(seed, generator)
     chosen = _chosen(sections, bool(methods))
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
     log = Log()

@@ -17,6 +17,7 @@ from whence.curvature.blocks import owner_of
 from whence.curvature.selection import Layers
 from whence.errors import BadOption, NothingSelected, UnsupportedLayer, notice, one_of
 from whence.posteriors.base import WeightPosterior
+from whence.randomness import resolve_seed
 from whence.where.by_draws import at_mean
 from whence.where.pruning_scores import CRITERIA, prunable, scores, unit_scores
 from whence.where.wiring import NORM, like_weight, named_layers, trace, units_of
@@ -34,7 +35,8 @@ def prune(
     units: bool = False,
     per_layer: bool = False,
     layers: Layers = None,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> nn.Module:
     """A copy of the network, in evaluation mode, with ``torch.nn.utils.prune`` masks on its least needed weights.
 
@@ -52,8 +54,9 @@ def prune(
             alone, and every layer keeps at least one unit.
         per_layer: ``fraction`` of each layer rather than of all layers together.
         layers: which of the posterior's layers: ``None`` all, ``"last"``, patterns on module names, or a predicate.
-        seed: of ``"random"``.
+        seed: of ``"random"`` (0); or a ``generator`` that one is drawn from.
     """
+    seed = resolve_seed(seed, generator)
     check_fraction(fraction)
     one_of(by, CRITERIA, "by")
     plan = PruningPlan.make(posterior, units, layers)

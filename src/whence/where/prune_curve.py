@@ -29,6 +29,7 @@ from whence.metrics.loss import nll
 from whence.metrics.regression import rmse
 from whence.metrics.tables import text
 from whence.posteriors.base import WeightPosterior
+from whence.randomness import resolve_seed
 from whence.where.prune import PruningPlan, check_fraction
 from whence.where.pruning_scores import CRITERIA, check_criterion, criteria_of
 
@@ -86,7 +87,8 @@ def prune_curve(
     units: bool = False,
     per_layer: bool = False,
     layers: Layers = None,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> PruneCurve:
     """Prune by each criterion to each fraction, and score the plain masked network on test data.
@@ -95,6 +97,7 @@ def prune_curve(
     :func:`whence.prune`; ``test`` is read once for each network. Labels give accuracy and log
     loss, numbers and counts the root mean squared error and log loss, other likelihoods the log loss alone.
     """
+    seed = resolve_seed(seed, generator)
     criteria = [by] if isinstance(by, str) else list(by) if by is not None else list(CRITERIA)
     for name in criteria:
         one_of(name, CRITERIA, "by")

@@ -18,6 +18,7 @@ from whence.functional import Network
 from whence.likelihoods import Likelihood, resolve
 from whence.metrics.tables import text
 from whence.priors import RELATIVE, Prior, Relative
+from whence.randomness import resolve_seed
 from whence.where.tabular import Table, number
 from whence.where.track_log import Log, TrackedLayer, TrackRecord, merged, opened, read
 from whence.where.track_recorder import DRAWS, Recorder
@@ -42,7 +43,8 @@ def track(
     resume: bool = False,
     layers: Layers = None,
     data_size: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> Track:
     """Watch what the layers of a network know while it is trained, in any loop: call ``step()`` in it.
 
@@ -65,8 +67,9 @@ def track(
         resume: whether to go on with the file at ``path`` if there is one.
         layers: which weights are Bayesian, as for :func:`whence.laplace`.
         data_size: examples that the curvature stands for; those in ``data`` by default.
-        seed: decides the subset and the draws.
+        seed: decides the subset and the draws (0); or a ``generator`` that one is drawn from.
     """
+    seed = resolve_seed(seed, generator)
     for name, value in (("every", every), ("subset", subset)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadOption(f"{name}={value!r} must be a whole number, at least 1.")
@@ -187,12 +190,8 @@ class Track:
     @property
     def layers(self) -> Table:
         """One row for each record and layer."""
-        rows = [
-            {"step": r.step, "label": r.label, "layer": layer.name, **asdict(layer)}
-            for r in self._records
-            for layer in r.layers
-        ]
-        return _table(rows, ["step", "label", "layer", *[f.name for f in fields(TrackedLayer)][1:]])
+        rows = [{"step": r.step, "label": r.label, **asdict(layer)} for r in self._records for layer in r.layers]
+        return _table(rows, ["step", "label", *[f.name for f in fields(TrackedLayer)]])
 
     @property
     def probe(self) -> Table:

@@ -23,6 +23,7 @@ from whence.posteriors.ensembles.posterior import Ensemble, make
 from whence.posteriors.ensembles.process import run_processes
 from whence.posteriors.ensembles.stack import slow_together
 from whence.posteriors.ensembles.together import Together, group_size, obstacle
+from whence.randomness import resolve_seed
 
 
 @torch.inference_mode(False)
@@ -33,7 +34,8 @@ def fit_ensemble(
     *,
     likelihood: Likelihood | Literal["classification", "binary", "regression"],
     members: int = 5,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     epochs: int = 20,
     lr: float = 0.05,
     batch_size: int | None = None,
@@ -57,7 +59,7 @@ def fit_ensemble(
             mean square of the members' training residuals.
         members: how many networks.
         seed: member k has seeds derived from (seed, k): the same whatever the number of members and the way they are
-            trained.
+            trained (0); or a ``generator`` that one is drawn from.
         epochs, lr, batch_size, optimiser, validation, **settings: as in :class:`whence.zoo.Settings`.
         vectorised: train members of one architecture side by side under ``vmap``; ``"auto"`` does so where it can and
             says why where it cannot (and not for convolutions on a processor, where it is slower); ``True`` refuses
@@ -70,6 +72,7 @@ def fit_ensemble(
     """
     from whence.zoo import DataSet, Settings
 
+    seed = resolve_seed(seed, generator)
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         raise BadOption(f"members={members} must be a whole number, at least 1.")
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:

@@ -18,6 +18,7 @@ from whence.posteriors.ensembles.build import guarded
 from whence.posteriors.ensembles.loss import MeanNll
 from whence.posteriors.swag.collect import SwagCollector
 from whence.posteriors.swag.posterior import Swag
+from whence.randomness import resolve_seed
 
 
 @torch.inference_mode(False)
@@ -34,7 +35,8 @@ def swag(
     weight_decay: float = 0.0,
     batch_size: int | None = None,
     scale: float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -53,13 +55,14 @@ def swag(
         every: collect after every so many epochs.
         momentum, weight_decay, batch_size, **settings: as in :class:`whence.zoo.Settings`.
         scale: of the covariance; 1 is the paper's.
-        seed: of the shuffles, augmentations and dropout.
+        seed: of the shuffles, augmentations and dropout (0); or a ``generator`` that one is drawn from.
         device: where to train; by default where the model is.
         checkpoint: a file; an interrupted training goes on from it to the same posterior.
         progress: whether to show a progress bar.
     """
     from whence.zoo import DataSet, Settings, train
 
+    seed = resolve_seed(seed, generator)
     for name, value in (("epochs", epochs), ("every", every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadOption(f"{name}={value} must be a whole number, at least 1.")

@@ -21,7 +21,7 @@ from whence.posteriors.variational.module import FamilyName, VariationalModule, 
 from whence.posteriors.variational.posterior import Variational
 from whence.posteriors.variational.training import Feed, Settings, plain_settings, train
 from whence.posteriors.variational.weighting import KlSchedule, KlWeight
-from whence.randomness import derived_seed, seed_from
+from whence.randomness import derived_seed, resolve_seed, seed_from
 
 
 @torch.inference_mode(False)
@@ -105,12 +105,10 @@ def variational(
         raise BadOption("likelihood='regression' takes its noise from a trained network; pass Gaussian(noise=σ).")
     if patience is not None and validation is None:
         raise BadOption(f"patience={patience} needs validation data: pass validation=.")
-    if seed is not None and generator is not None:
-        raise BadOption("pass seed or generator, not both.")
     network = Network.snapshot(model)
     network = network if device is None else network.to(device)
     refuse_batch_statistics(network)
-    root = seed_from(generator) if seed is None else seed
+    root = seed_from(None) if seed is None and generator is None else resolve_seed(seed, generator)
     source = network.read(data)
     checks = None if validation is None else network.read(validation, "validation")
     with torch.random.fork_rng([]):  # a loader that shuffles is looked into

@@ -38,12 +38,12 @@ def track(track: Track, ax: Axes | None = None) -> Figure:
     if not any(record.layers for record in track.records):
         raise BadOption("the track holds no record of a layer yet: call step() in the training loop.")
     table = track.layers
-    names = ordered(table["layer"])
+    names = ordered(table["name"])
     figure, grid = panels(ax, 2, 2, (7.0, height(len(names), 4.6)), sharex=True)
     axes = [panel for line in grid for panel in line]
     for panel, column in zip(axes, ("std", "identified", "explained"), strict=False):
         for name, colour in zip(names, layer_colours(len(names)), strict=True):
-            rows = [row for row in table.rows() if row["layer"] == name]
+            rows = [row for row in table.rows() if row["name"] == name]
             values = numbers([row.get(column) for row in rows])
             panel.plot([row["step"] for row in rows], values, color=colour, linewidth=1.3, label=short(name))
         tidy(panel, y="posterior std\nof the weights" if column == "std" else column, grid="y")
