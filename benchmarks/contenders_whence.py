@@ -41,6 +41,7 @@ def fitted(
         structure=structure,
         curvature=curvature,
         layers=layers,
+        prior_precision=1.0,  # as the others have it
         progress=False,
         **options,
     )
