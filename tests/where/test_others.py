@@ -44,6 +44,9 @@ class Factorised(DrawnPosterior, WeightPosterior):
     def variance(self) -> dict[str, Tensor]:
         return {n: s.square() for n, s in self.std.items()}
 
+    def prior_variance(self) -> dict[str, Tensor]:
+        return {n: torch.full_like(s, 1 / self.prior_precision) for n, s in self.std.items()}
+
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         mean = self.mean()
         return {

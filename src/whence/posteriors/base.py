@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.errors import NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.predictive.predictions import JointPrediction, Prediction
@@ -22,9 +23,20 @@ class Posterior(ABC):
 
     @abstractmethod
     def predict(
-        self, x: Any, *, num_samples: int | None = None, generator: torch.Generator | None = None
+        self,
+        x: Any,
+        *,
+        method: Any = None,
+        link: Any = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        joint: bool = False,
     ) -> Prediction | JointPrediction:
-        """The prediction for inputs or a loader."""
+        """The prediction for inputs or a loader; what a posterior cannot answer is refused with ``NotDefined``."""
+
+    @abstractmethod
+    def where(self, x: Any = None, *, measure: Any = "variance") -> Any:
+        """Where in the network the uncertainty is, as far as that has a meaning for this posterior."""
 
     @abstractmethod
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> Sequence[Callable[[Any], Tensor]]:
@@ -63,6 +75,10 @@ class WeightPosterior(Posterior):
     @abstractmethod
     def variance(self) -> dict[str, Tensor]:
         """Parameter name → marginal variance."""
+
+    def prior_variance(self) -> dict[str, Tensor]:
+        """Parameter name → variance under the prior; refused where there is no Gaussian prior."""
+        raise NotDefined(f"a {type(self).__name__} has no Gaussian prior over its weights.")
 
     @abstractmethod
     def covariance(self) -> Tensor:

@@ -65,12 +65,13 @@ class DrawnPosterior(Posterior):
         x: Any,
         *,
         method: Literal["sampled"] | None = None,
+        link: None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
+        joint: bool = False,
     ) -> Prediction:
         """The prediction for inputs or a loader: an average over ``num_samples`` draws."""
-        if method not in (None, "sampled"):
-            raise NotDefined(f"method={method!r} is not there for a {type(self).__name__}, which predicts by draws.")
+        self._refuse_closed_forms(method, link, joint)
         count = self.default_draws if num_samples is None else num_samples
         if count < 1:
             raise BadOption(f"num_samples={count} is not positive.")
@@ -85,10 +86,31 @@ class DrawnPosterior(Posterior):
         draws: Any = self.draw(num_samples, generator=generator)
         return served(self.likelihood, draws.modules())
 
-    def where(self, x: Any = None) -> Spread:
+    def _refuse_closed_forms(self, method: Any, link: Any, joint: bool) -> None:
+        """Of what is asked, that which needs a Gaussian over the outputs."""
+        kind = type(self).__name__
+        if method not in (None, "sampled"):
+            raise NotDefined(f"method={method!r} is not there for a {kind}, which predicts by draws.")
+        if link is not None:
+            raise NotDefined(
+                f"link={link!r} turns a Gaussian over the outputs into probabilities; a {kind} predicts by draws, and "
+                "averages their probabilities. Leave link out."
+            )
+        if joint:
+            raise NotDefined(
+                f"joint=True gives one Gaussian over all inputs, which a {kind} does not have: it predicts by draws. "
+                "draw() gives functions that can be asked for all inputs together."
+            )
+
+    def where(self, x: Any = None, *, measure: Literal["variance"] = "variance") -> Spread:
         """Where the uncertainty is, as far as that has a meaning for this posterior."""
         from whence.where.others import where
 
+        if measure != "variance":
+            raise NotDefined(
+                f"measure={measure!r} needs the closed forms of a Laplace posterior; a {type(self).__name__} has "
+                "shares of the variance, by draws."
+            )
         return where(self, x)
 
     @abstractmethod

@@ -88,6 +88,11 @@ class PriorPrecision(ABC):
                 pieces.append(torch.full((p.numel,), value, dtype=torch.float64))
         return torch.cat(pieces)
 
+    def variances(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Variance of every weight, in the shapes and types of ``like``."""
+        known = self.values
+        return {n: torch.ones_like(v) / torch.as_tensor(known[n]).to(v) for n, v in like.items()}
+
     @property
     def number(self) -> float | None:
         """The one precision of all weights, if there is one."""

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from whence.copies import copy_module
+from whence.errors import NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
+from whence.posteriors.base import WeightPosterior
 from whence.predictive.sampled import WeightDraws
-from whence.priors import Relative
 
 DRAWS = 64
 
@@ -100,20 +101,12 @@ def at_mean(network: Network, mean: Mapping[str, Tensor]) -> Network:
     return Network(module.eval())
 
 
-def prior_variances(posterior: Any) -> dict[str, Tensor] | None:
-    """Of every Bayesian weight, in the parameters' shapes; None where the prior is not a Gaussian with a precision."""
-    precision = getattr(posterior, "prior_precision", None)
-    if precision is None:
+def prior_variances(posterior: WeightPosterior) -> dict[str, Tensor] | None:
+    """Of every Bayesian weight, in the parameters' shapes; None where the prior is not a Gaussian."""
+    try:
+        return posterior.prior_variance()
+    except NotDefined:
         return None
-    centre = posterior.mean()
-    if isinstance(precision, Relative):
-        return posterior.prior_variance()  # type: ignore[no-any-return]
-    given = precision if isinstance(precision, Mapping) else dict.fromkeys(centre, precision)
-    if not all(n in given for n in centre):
-        return None
-    return {
-        n: torch.ones_like(v) / torch.as_tensor(given[n], device=v.device, dtype=v.dtype) for n, v in centre.items()
-    }
 
 
 def _from_prior(

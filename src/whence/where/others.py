@@ -82,6 +82,17 @@ class Spread:
             return activations(self.posterior, self.inputs, generator=torch.Generator().manual_seed(0))
         return disagreement(modules_of(self.posterior), self.inputs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a Laplace posterior's answer has beyond this one is refused with the reason."""
+        from whence.where.table import Where
+
+        if name.startswith("_") or not hasattr(Where, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        kind = type(self.posterior).__name__
+        raise NotDefined(
+            f"{name} needs the closed forms of a Laplace posterior; this is a {kind}. {self.why_not}".strip()
+        )
+
     def __str__(self) -> str:
         shown = [f.name for f in fields(DrawnRow) if any(getattr(r, f.name) is not None for r in self.layers)]
         heads = {"parameters": "weights", "signal_to_noise": "snr", "variance_share_error": "± error"}

@@ -149,8 +149,13 @@ class LaplaceEnsemble(DrawnPosterior):
         link: Link = "mc",
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
+        joint: bool = False,
     ) -> Prediction:
         """The weighted mixture of the members' predictions; the options are those of :meth:`Laplace.predict`."""
+        if joint:
+            self._refuse_closed_forms(None, None, joint)
+        if method == "sampled":
+            return super().predict(x, num_samples=num_samples, generator=generator)
         parts: list[Any] = []
         for member, weight in zip(self.members, self.weights, strict=True):
             if float(weight) > 0 or not parts:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whence.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
 from whence.copies import copy_module
 from whence.curvature.jacobian import budget, widened
-from whence.errors import BadData, BadOption, NotDefined
+from whence.errors import BadData, BadOption
 from whence.functional import Network, fused_attention_off, tensors_of
 from whence.likelihoods import Likelihood
 from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
@@ -105,12 +105,13 @@ class Ensemble(DrawnPosterior):
         x: Any,
         *,
         method: Literal["sampled"] | None = None,
+        link: None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
+        joint: bool = False,
     ) -> Prediction:
         """The prediction of all members, each by its weight; with ``num_samples`` that of so many draws of members."""
-        if method not in (None, "sampled"):
-            raise NotDefined(f"method={method!r} is not there for an Ensemble, which predicts by its members.")
+        self._refuse_closed_forms(method, link, joint)
         draws = self.draw(num_samples, generator=generator)
         with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             return draws.predict(x)

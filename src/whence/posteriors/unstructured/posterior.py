@@ -83,6 +83,9 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         """One number if all weights share it, else by parameter."""
         return self.prior.given()  # type: ignore[no-any-return]
 
+    def prior_variance(self) -> dict[str, Tensor]:
+        return self.prior.variances(self.mean())
+
     @property
     def effective_parameters(self) -> tuple[float, float]:
         """γ = tr[s H (s H + Δ)⁻¹] with its standard error, from the draws: E[zᵀ s H z] = γ."""
@@ -134,8 +137,10 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         x: Any,
         *,
         method: Literal["linearised", "sampled"] | None = None,
+        link: None = None,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
+        joint: bool = False,
     ) -> Prediction:
         """Predict for inputs or a loader, with all draws or ``num_samples`` of them.
 
@@ -143,6 +148,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         covariance of the outputs the mean of J z zᵀ Jᵀ. ``"sampled"`` runs the network at θ* + z.
         """
         chosen = one_of(method or "linearised", ("linearised", "sampled"), "method")
+        self._refuse_closed_forms(None, link, joint)
         draws = self.chosen(num_samples, generator)
         with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             if chosen == "sampled":

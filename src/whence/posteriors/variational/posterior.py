@@ -130,6 +130,11 @@ class Variational(DrawnPosterior, WeightPosterior):
             raise NotDefined(f"a {self.prior.describe()} has no precision; see .prior.")
         return self.prior.given()  # type: ignore[no-any-return]
 
+    def prior_variance(self) -> dict[str, Tensor]:
+        if isinstance(self.prior, ScaleMixture):
+            raise NotDefined(f"a {self.prior.describe()} is no Gaussian; see .prior.")
+        return self.prior.variances(self.mean())
+
     @property
     def parameters(self) -> int:
         """Number of Bayesian weights."""
