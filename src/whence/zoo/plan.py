@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from whence.engine.checkpoint import FORMAT
 from whence.engine.files import digest_of_values
 from whence.errors import BadOption, one_of
 from whence.zoo.data import DataSet
@@ -58,6 +59,7 @@ class Recipe:
             "version": VERSION,
             "network": [self.network, self.network_options],
             "data": [self.data, self.data_options, fingerprint],
+            "format": FORMAT,  # of the file that is named by it
             "settings": self.settings.spec(),
             "seed": seed,
         }
