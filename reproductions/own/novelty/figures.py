@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from reproductions.own.novelty.tables import by_network
+from reproductions.own.novelty.tables import by_network, detectors
 from reproductions.own.priors.tables import TITLES
 from reproductions.store import Values
 from reproductions.style import BLUE, ORANGE, save, subplots
@@ -15,7 +15,7 @@ def figures(units: Values, folder: Path) -> list[Path]:
     found = by_network(units)
     figure, axes = subplots(1, len(found), size=(3.4, 3.2), squeeze=False, sharey=True)
     for axis, (network, each) in zip(axes[0], found.items(), strict=True):
-        names = list(next(iter(each[0]["auroc"].values())))
+        names = detectors(each)
         for place, name in enumerate(names):
             values = [fmean(scores[name] for scores in value["auroc"].values()) for value in each]
             colour = BLUE if name.startswith("novelty") else ORANGE

@@ -15,6 +15,14 @@ def by_network(units: Values) -> dict[str, list[Values]]:
     return found
 
 
+def detectors(each: list[Values]) -> list[str]:
+    """Ours first, in the order of the documentation; the others by name."""
+    known = set(next(iter(each[0]["auroc"].values())))
+    ours = [f"novelty, {rule}" for rule in ("gauss", "fisher", "smallest", "cauchy")]
+    first = [*ours, "best single layer, seen afterwards"]
+    return [*first, *sorted(known - set(first))]
+
+
 def tables(units: Values) -> str:
     return "\n\n".join(f"### {TITLES[network]}\n\n{_table(each)}" for network, each in by_network(units).items())
 
@@ -22,7 +30,7 @@ def tables(units: Values) -> str:
 def _table(each: list[Values]) -> str:
     sets = list(each[0]["auroc"])
     lines = [f"| AUROC | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
-    for detector in each[0]["auroc"][sets[0]]:
+    for detector in detectors(each):
         cells = []
         for name in sets:
             values = [value["auroc"][name][detector] for value in each]
@@ -36,10 +44,9 @@ def _table(each: list[Values]) -> str:
 def summary(units: Values) -> str:
     """Means over seeds and sets, one column for each network."""
     found = by_network(units)
-    detectors = list(next(iter(next(iter(found.values()))[0]["auroc"].values())))
     lines = [f"| AUROC, mean over sets and seeds | {' | '.join(TITLES[n] for n in found)} |",
              "|---" * (len(found) + 1) + "|"]  # fmt: skip
-    for detector in detectors:
+    for detector in detectors(next(iter(found.values()))):
         cells = [
             f"{fmean(scores[detector] for value in each for scores in value['auroc'].values()):.3f}"
             for each in found.values()
