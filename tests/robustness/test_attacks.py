@@ -33,10 +33,6 @@ def twin(kind: str) -> reference.LogProbs:
     if isinstance(found, whence.Ensemble):
         draws = found.draw(given.get("num_samples"), generator=given.get("generator"))
         return reference.averaged(list(draws), None if draws.weights is None else draws.weights.tolist())
-    if isinstance(found, whence.LaplaceEnsemble):
-        each = [m.draw(given["num_samples"], generator=given["generator"]) for m in found.members]
-        weights = [w / len(d) for w, d in zip(found.weights.tolist(), each, strict=True) for _ in d]
-        return reference.averaged([f for d in each for f in d], weights)
     return reference.averaged(list(found.draw(given["num_samples"], generator=given.get("generator"))))
 
 

@@ -127,7 +127,7 @@ def digest_of_values(value: Any) -> str:
 def remove(path: str | Path) -> None:
     """A file, and what processes that were killed while writing it left beside it."""
     path = Path(path)
-    for left in (path, *path.absolute().parent.glob(f".{glob.escape(path.name)}.*.part")):
+    for left in (path, *path.absolute().parent.glob(f".{glob.escape(path.name)}.????????.part")):
         left.unlink(missing_ok=True)
 
 

@@ -70,6 +70,9 @@ def categorical(likelihood: Likelihood) -> Categorical:
 def _sources(posterior: Any, method: str | None, count: int | None, generator: torch.Generator | None) -> list[Source]:
     if isinstance(posterior, Laplace):
         return [_laplace(posterior, method, count, generator)]
+    if isinstance(posterior, LaplaceEnsemble) and method == "sampled":
+        draws = posterior.draw(count or posterior.default_draws, generator=generator)
+        return [Drawn(draws, posterior.members[0].network)]
     if isinstance(posterior, LaplaceEnsemble):
         pairs = zip(posterior.members, posterior.weights.tolist(), strict=True)
         return [_laplace(member, method, count, generator, share) for member, share in pairs if share > 0]
