@@ -68,11 +68,12 @@ class Token(nn.Module):
         }[self.how]()
         h = torch.cat([token, self.stem(x)], 1)
         weights = (h @ h.mT).softmax(-1)
-        return self.head(torch.tanh(self.mix(weights @ h))[:, 0])
+        seen = torch.tanh(self.mix(weights @ h))[:, :1] + token[:, :1].reshape(n, 1, 6)  # a residual stream
+        return self.head(seen[:, 0])
 
 
 class Gemma(nn.Module):
-    """Norms with a scale 1 + w, computed in float32 whatever the type; a weight in another type."""
+    """Norms with a scale 1 + w, computed in float32 whatever the type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +122,33 @@ def test_products_with_a_parameter_are_exact(how: str, structure: str) -> None:
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 def test_tokens_repeated_for_the_examples_are_exact(how: str, structure: str) -> None:
     assert_exact(Token(how), structure)
+
+
+@pytest.mark.parametrize("how", ["expand", "rows", "broadcast", "repeat"])
+def test_tokens_for_one_example_alone(how: str) -> None:
+    """Of one example the repeated token is a view of the parameter, and must not be taken for it."""
+    torch.manual_seed(0)
+    model, x = Token(how).double(), torch.randn(10, 5, 4, dtype=torch.float64)
+    posterior = whence.laplace(model, (x, Y), likelihood="classification", progress=False)
+    assert_close(posterior.predict(x[:1]).logit_cov, posterior.predict(x).logit_cov[:1], 1e-9)
+    ones = [(x[i : i + 1], Y[i : i + 1]) for i in range(10)]
+    alone = whence.laplace(model, ones, likelihood="classification", structure="diag", progress=False)
+    together = whence.laplace(model, (x, Y), likelihood="classification", structure="diag", progress=False)
+    assert_close(alone.variance()["gamma"], together.variance()["gamma"], 1e-9)
+
+
+def test_a_vector_of_its_own_as_a_token() -> None:
+    class Vector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.head = nn.Parameter(torch.randn(4)), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([self.token.view(1, 1, 4).expand(len(x), 1, 4), x], 1).tanh().mean(1))
+
+    torch.manual_seed(0)
+    posterior = whence.laplace(Vector(), (torch.randn(10, 5, 4), Y), likelihood="classification", progress=False)
+    assert next(b for b in posterior.blocks if b.params[0].name == "token").source == "rows"
 
 
 def test_a_token_moves_with_the_channels_that_it_is_in() -> None:

@@ -30,7 +30,6 @@ PRODUCTS = {
     torch.Tensor.__mul__,
     torch.Tensor.__rmul__,
 }
-CASTS = {torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16}
 EXPANSIONS = {
     torch.Tensor.expand,
     torch.Tensor.expand_as,

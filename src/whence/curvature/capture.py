@@ -22,7 +22,6 @@ from whence.batches import Inputs
 from whence.curvature.attention import attention
 from whence.curvature.broadcast import (
     ADDITIONS,
-    CASTS,
     EXPANSIONS,
     PRODUCTS,
     PRODUCTS_IN_PLACE,
@@ -83,9 +82,6 @@ MAXIMA = {
 }  # of entries of which some take no part in the result
 
 
-DERIVED = CASTS | ADDITIONS
-
-
 class Recorder(TorchFunctionMode):
     """Collects the uses of a network's selected parameters."""
 
@@ -97,7 +93,7 @@ class Recorder(TorchFunctionMode):
         self.recurrent: list[RecurrentCall] = []
         self.maxima = False  # whether a maximum was taken
         self.looked_up: dict[int, tuple[Tensor, int]] = {}  # rows of embeddings, and their place among the uses
-        self.derived: dict[int, tuple[Tensor, Ref]] = {}  # parameters in another type, or plus a number
+        self.derived: dict[int, tuple[Tensor, Ref]] = {}  # parameters plus a number
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,12 +106,12 @@ class Recorder(TorchFunctionMode):
         binder = BINDERS.get(func)
         if binder is not None and isinstance(out, Tensor) and out.requires_grad:
             return self._record(binder, func, out, args, kwargs)
-        if func in DERIVED and isinstance(out, Tensor) and out.requires_grad:
+        if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._derive(out, args, kwargs)
         if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
             self._record_sum(out, args, kwargs)
         elif func in EXPANSIONS and isinstance(out, Tensor) and out.requires_grad:
-            self._record_expansion(out, args[0])
+            return self._record_expansion(out, args[0])
         elif func in PRODUCTS and isinstance(out, Tensor) and out.requires_grad:
             self._record_product(out, operands(args, kwargs))
         elif func in SEQUENCES or func in CELLS:
@@ -155,8 +151,8 @@ class Recorder(TorchFunctionMode):
         self.uses.append(Use(rule, weight, bias, get_gradient_edge(out), out.shape, nth, value))
 
     def _derive(self, out: Tensor, args: Any, kwargs: Any) -> None:
-        """Note a parameter in another type, or plus a number: gradients of the result are its own."""
-        if kwargs and set(kwargs) - {"dtype"}:
+        """Note a parameter plus a number: gradients of the result are its own."""
+        if kwargs:
             return
         tensors = [a for a in args if isinstance(a, Tensor)]
         numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
@@ -180,11 +176,15 @@ class Recorder(TorchFunctionMode):
                     self.uses[seen[1]] = replace(use, rule=rows, edge=get_gradient_edge(out), shape=out.shape)
                     del self.looked_up[id(p)]
 
-    def _record_expansion(self, out: Tensor, p: Tensor) -> None:
+    def _record_expansion(self, out: Tensor, p: Tensor) -> Tensor:
+        """Note a parameter that is repeated; its output, of which views for one example are no views of it."""
         ref = self._ref(p) or self._reshaped(p)
         rule = None if ref is None or ref.offset or out is p else expanded_rule(p, out)
-        if rule is not None:
-            self._add(rule, None, ref, out)
+        if rule is None:
+            return out
+        out = out.clone()
+        self._add(rule, None, ref, out)
+        return out
 
     def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for x, p in pairs:

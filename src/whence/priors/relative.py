@@ -307,7 +307,7 @@ def _of_parameter(kind: str, value: Tensor, signal: Signal, convolved: bool) -> 
         often = often if bool(often.any()) else torch.full_like(often, 1 / len(often))
         return (often @ value.square()).expand_as(value)
     if kind == "added":
-        return value.square().flatten(0, -2).mean(0).expand_as(value)
+        return value.square().reshape(-1, value.shape[-1]).mean(0).expand_as(value)
     return _two_way(value, convolved)
 
 
