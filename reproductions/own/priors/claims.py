@@ -42,8 +42,9 @@ def _among(numbers: Numbers, what: str, get: Get, sign: float) -> Claim:
     """Against the other rules that rescalings leave alone."""
     verdicts: list[Verdict] = []
     shown = []
+    measured = [network for network in numbers.networks if numbers.has(network, "signal")]
     for rule in LAWFUL[1:]:
-        over = {n: numbers.over(n, "signal", rule, get).times(sign) for n in numbers.networks if numbers.has(n, rule)}
+        over = {n: numbers.over(n, "signal", rule, get).times(sign) for n in measured if numbers.has(n, rule)}
         worse = [n for n, interval in over.items() if interval.low > 0]
         better = [n for n, interval in over.items() if interval.high < 0]
         verdicts += ["does not hold" if worse else "holds"]
@@ -56,7 +57,7 @@ def _floor(numbers: Numbers) -> Claim:
     """ν = 0.01 against the others."""
     lower = []
     for network in numbers.networks:
-        for rule in floors(numbers, network):
+        for rule in floors(numbers, network) if numbers.has(network, "signal") else ():
             if rule != "signal" and numbers.over(network, rule, "signal", at("tuned", "nll")).high < 0:
                 lower.append(f"{rule.rpartition(', ')[2]} on {network}")
     shown = f"lower NLL: {', '.join(lower)}" if lower else "none has a lower NLL beyond the paired interval"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from reproductions.experiment import Context
 from reproductions.own.priors.config import Config
 from whence import zoo
+from whence.engine.files import digest_of_values, read_tensors, write_tensors
+from whence.functional import load_tensors, tensors_of
 from whence.zoo.data.augment import Compose, Crop, Flip
 
 Pair = tuple[Tensor, Tensor]
@@ -93,10 +95,17 @@ def _images(config: Config, name: str, seed: int, context: Context) -> Subject:
     assert whole.train is not None and whole.validation is not None and whole.test is not None
     train = whole.train.take(size["train"])
     network = BUILDERS[name](whole.shape, len(whole.classes)).to(device)
-    zoo.train(
-        network, train, epochs=size["epochs"], batch_size=128, schedule="cosine", seed=seed,
-        capture=device.startswith("cuda"), progress=context.progress, device=device, **TRAINING[name],
-    )  # fmt: skip
+    kept = context.cache / f"priors-{name}-{seed}-{digest_of_values([asdict(config), source])[:16]}.safetensors"
+    if kept.exists():
+        load_tensors(network, read_tensors(kept)[0])
+        network.eval()
+    else:
+        zoo.train(
+            network, train, epochs=size["epochs"], batch_size=128, schedule="cosine", seed=seed,
+            capture=device.startswith("cuda"), progress=context.progress, device=device, **TRAINING[name],
+        )  # fmt: skip
+        context.cache.mkdir(parents=True, exist_ok=True)
+        write_tensors(kept, tensors_of(network), {})  # a GPU would train another one for the units that are left
     test = whole.test.take(size["test"]).tensors()
     novel = {} if source in NOVEL else {"transposed": test[0].transpose(2, 3).contiguous()}
     for other in NOVEL.get(source, ()):

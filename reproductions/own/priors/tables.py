@@ -38,9 +38,9 @@ class Numbers:
         return [rule for rule in self._found[network] if rule != "plain"]
 
     def has(self, network: str, rule: str) -> bool:
-        """Whether the rule gave a posterior for every seed."""
+        """Whether the rule was measured on every seed's network, and gave a posterior for each."""
         found = self._found[network].get(rule, [])
-        return bool(found) and not any("failed" in value for value in found)
+        return len(found) == len(self._found[network]["plain"]) and not any("failed" in value for value in found)
 
     def each(self, network: str, rule: str, get: Get) -> list[float]:
         return [get(value) for value in self._found[network][rule]]
@@ -91,7 +91,9 @@ def tables(units: Values) -> str:
     for network in numbers.networks:
         parts += [f"### {TITLES[network]}", network_table(numbers, network)]
         failed = [rule for rule in numbers.rules(network) if not numbers.has(network, rule)]
-        parts += [f"No posterior under: {', '.join(failed)} (see `results.json`)."] if failed else []
+        parts += (
+            [f"No figure for: {', '.join(failed)} (no posterior, or not measured for every seed)."] if failed else []
+        )
     return "\n\n".join([*parts, "### The floor ν", floor_table(numbers)])
 
 
@@ -119,7 +121,9 @@ def summary(units: Values) -> str:
         ece += [numbers.mean(network, rule, at("tuned", "ece")) for rule in ("isotropic", "signal")]
         novel = [f"{numbers.mean(network, 'plain', auroc('plain')):.3f}" if network != "uci" else ""]
         rules = ("isotropic", "signal", "signal, r = variance", "g-prior")
-        novel += [f"{numbers.mean(network, rule, auroc('tuned')):.3f}" for rule in rules]
+        novel += [
+            f"{numbers.mean(network, rule, auroc('tuned')):.3f}" if numbers.has(network, rule) else "" for rule in rules
+        ]
         lines.append(f"| {TITLES[network]} | {' | '.join(f'{e:.4f}' for e in ece)} | {' | '.join(novel)} |")
     return "\n".join(lines)
 
