@@ -218,7 +218,7 @@ def test_a_layer_of_zeros_is_isotropic_and_said_to_be() -> None:
     model, x, y = small()
     with torch.no_grad():
         model[2].weight.zero_()
-    with pytest.warns(Notice, match=r"'2' \(Linear\) carry no signal.*isotropic there"):
+    with pytest.warns(Notice, match=r"all inputs of '2' \(Linear\) are zero.*isotropic, with precision"):
         posterior = whence.laplace(model, (x, y), likelihood="classification", progress=False)
     assert set(posterior.prior_variance()["2.weight"].flatten().tolist()) == {1.0}
 

@@ -162,6 +162,6 @@ def test_tuning_that_leaves_the_plain_network_is_said(method: str) -> None:
     posterior = fit(model, (x, y), "classification")
     x = x + torch.sign(x)
     options = {"generator": torch.Generator().manual_seed(0)} if method == "sampled" else {}
-    with pytest.warns(Notice, match="so strong .* that the posterior predicts what the plain network does"):
+    with pytest.warns(Notice, match="so strong .* that the posterior predicts the same as the plain network"):
         tuned = posterior.tune((x, (x[:, 0] > 0).long()), method=method, data_scale=False, progress=False, **options)
     assert math.isfinite(tuned.tuning.score)

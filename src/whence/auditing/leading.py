@@ -50,8 +50,8 @@ def leader(context: Context, made: dict[str, Any]) -> Leader | None:
     rows = [row for row in made.get("layers") or [] if row["test"] and row["test"]["variance_share"] is not None]
     if not rows:
         return None
-    top = max(rows, key=lambda row: row["test"]["variance_share"])["test"]
-    name = max(rows, key=lambda row: row["test"]["variance_share"])["name"]
+    most = max(rows, key=lambda row: row["test"]["variance_share"])
+    name, top = most["name"], most["test"]
     others = []
     for factor in FACTORS:
         there = [row for row in context.sensitivity if row["factor"] == factor]

@@ -1,7 +1,7 @@
-"""Whether gradients of one example alone are those that it has in a batch; where they are not, a kernel is wrong.
+"""Check that one example has the same gradients alone as in a batch. If not, a kernel is wrong.
 
-Rounding alone can move them: other kernels are chosen for other batch sizes, and a ReLU close to 0 then opens. What
-looks wrong is therefore computed again in double precision before it is refused.
+Rounding can also change them: other kernels are chosen for other batch sizes, and a ReLU close to 0 then switches. So a
+difference is computed again in double precision before the network is refused.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from whence.curvature.probes import TOLERANCE, probe_like
 from whence.errors import UnsupportedLayer
 from whence.functional import Network, differentiable
 
+COARSE = 0.05  # relative difference that is refused where double precision cannot be tried
+
 
 def check_alone(network: Network, selected: list[str], few: Inputs, seen: Pass) -> None:
     """Refuse a network whose gradients for its first example depend on whether others go through with it."""
-    found = _most_different(network, selected, few, seen)
-    if found is None or network.dtype == torch.float64:
-        pass
-    elif (exact := doubled(network, few)) is not None:
-        found = _most_different(exact[0], selected, exact[1], forward(*exact))
-    elif found[1] < COARSE:
-        found = None
+    found = _first_different(network, selected, few, seen)
+    if found is not None and network.dtype != torch.float64:
+        exact = doubled(network, few)
+        if exact is not None:
+            found = _first_different(exact[0], selected, exact[1], forward(*exact))
+        elif found[1] < COARSE:
+            return
     if found is not None:
         name, off = found
         raise UnsupportedLayer(
@@ -34,10 +36,7 @@ def check_alone(network: Network, selected: list[str], few: Inputs, seen: Pass) 
         )
 
 
-COARSE = 0.05  # a relative difference that counts where it cannot be computed in double precision
-
-
-def _most_different(network: Network, selected: list[str], few: Inputs, seen: Pass) -> tuple[str, float] | None:
+def _first_different(network: Network, selected: list[str], few: Inputs, seen: Pass) -> tuple[str, float] | None:
     """The first parameter whose gradient differs by more than rounding, and by how much of its size."""
     try:
         alone = forward(network, take(few, slice(0, 1)))

@@ -86,9 +86,9 @@ class Search:
         if self._size(r) - s - usual > math.log(PLAIN):
             return
         notice(
-            f"tuning chose a prior so strong (precision {best.prior.describe()}) that the posterior predicts what the "
-            "plain network does: on these validation data, uncertain weights gain nothing. With few of them, or with "
-            "data that it was trained on, that can be chance; shares and explained then repeat the prior's."
+            f"tuning chose a prior so strong (precision {best.prior.describe()}) that the posterior predicts the same "
+            "as the plain network: it brings no gain on this validation data. That can be chance if there is little of "
+            "it, or if the network was trained on it. Shares then only show the prior."
         )
 
     def _at(self, posterior: Laplace, r: float, s: float) -> Laplace:

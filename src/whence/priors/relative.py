@@ -34,8 +34,9 @@ SLOPE = 1.0  # prior variance of a PReLU slope, times τ: slopes are free of the
 class Relative:
     """A prior relative to the signal in the network, to pass as ``prior_precision``: ``Relative(10.0)``.
 
-    ``tau`` is its overall precision: one number, or a mapping from layer names (globs) to numbers. ``floor`` is ν, what
-    an input that is hardly ever active counts for, as a part of what its weights show that it is worth.
+    ``tau`` is its overall precision: one number, or a mapping from layer names (globs) to numbers. ``floor`` is ν:
+    the smallest signal that an input is credited with, relative to the signal that its weights imply. It matters for
+    inputs that are rarely active.
     """
 
     tau: float | Mapping[str, float] = 1.0
@@ -172,8 +173,8 @@ def shape_of(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor:
 
 def _zeros(block: Block) -> str:
     return (
-        f"the weights of {block.name!r} ({block.kind}) carry no signal (they are zero, or its inputs are), so that its "
-        "prior cannot be relative to it: it is isotropic there, with precision τ."
+        f"all weights or all inputs of {block.name!r} ({block.kind}) are zero, so its prior cannot be relative to the "
+        "signal. Its prior is isotropic, with precision τ."
     )
 
 

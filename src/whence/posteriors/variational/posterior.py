@@ -132,7 +132,7 @@ class Variational(DrawnPosterior, WeightPosterior):
 
     def prior_variance(self) -> dict[str, Tensor]:
         if isinstance(self.prior, ScaleMixture):
-            raise NotDefined(f"a {self.prior.describe()} is no Gaussian; see .prior.")
+            raise NotDefined(f"a {self.prior.describe()} prior is not Gaussian; see .prior.")
         return self.prior.variances(self.mean())
 
     @property
