@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import whence
 from reproductions.own.priors.subjects import Subject
-from whence.curvature.blocks import Block
 from whence.linalg.ratios import PerWeight, Ratio, Separable
 from whence.linalg.structures import Kronecker
 from whence.priors.relative import RelativePrecision, two_way
+from whence.recording.blocks import Block
 
 Variances = dict[str, Tensor]  # of each layer's outputs over the training data, by unit or channel
 

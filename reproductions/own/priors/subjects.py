@@ -14,7 +14,7 @@ from reproductions.own.priors.config import Config
 from whence import zoo
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
 from whence.functional import load_tensors, tensors_of
-from whence.zoo.data.augment import Compose, Crop, Flip
+from whence.training.augment import Compose, Crop, Flip
 
 Pair = tuple[Tensor, Tensor]
 

@@ -75,6 +75,7 @@ def located(
         "layers": audit.record["layers"],
         "answers": audit.record["answers"],
         "quality": audit.record["quality"],
+        "detectors": {row["name"]: row["auroc"]["value"] for row in audit.record["novelty"]["detectors"]},
         "differences": {
             "between_layers": where.differences.overall,
             "inside": {row["name"]: row["epsilon_squared"] for row in where.differences.inside.rows()},

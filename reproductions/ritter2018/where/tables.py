@@ -61,6 +61,8 @@ def tables(units: Values) -> str:
         parts += ["Test inputs under weaker and stronger priors:", sweep_table(networks)]
         parts += ["Units and weights inside them:", unit_table(networks)]
         parts += ["Single weights, quantiles of 5, 50 and 95 %:", weight_table(networks)]
+        if all("detectors" in network for network in networks):
+            parts += ["Novel inputs against test inputs, AUROC of every seed:", detector_table(networks)]
     return "\n\n".join(parts)
 
 
@@ -158,3 +160,12 @@ def _last(network: Values) -> tuple[Values, Values]:
     """Quality with all layers, and with the last alone."""
     found = next(a["numbers"] for a in network["answers"] if "last_layer" in a["numbers"])
     return found["whole"], found["last_layer"]
+
+
+def detector_table(networks: Sequence[Values]) -> str:
+    """Every detector of the audit, the best one first."""
+    found = {name: [network["detectors"][name] for network in networks] for name in networks[0]["detectors"]}
+    lines = ["| detector | AUROC |", "|---|---|"]
+    for name, values in sorted(found.items(), key=lambda item: -fmean(item[1])):
+        lines.append(f"| {name} | {' / '.join(f'{value:.3f}' for value in values)} |")
+    return "\n".join(lines)
