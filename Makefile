@@ -34,12 +34,14 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy --strict examples/typed.py tests/typed_predictions.py
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 test: $(STAMP) $(WITNESS) lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(STAMP) $(WITNESS) lint types
-	$(BIN)/python -m pytest -n 2 -m ''
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ''
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -49,16 +49,15 @@ def predict(task: Task, library: str, draws: int = 100, **options: Any) -> Job:
 
 
 def _whence(task: Task, estimator: Any = "local") -> tuple[nn.Module, Loss]:
-    from whence.batches import Batch
     from whence.likelihoods import Categorical
     from whence.posteriors.variational import VariationalModule
-    from whence.posteriors.variational.training import Settings, step_loss
+    from whence.posteriors.variational.elbo import nll_and_kl
 
     module = VariationalModule(task.network(), estimator=estimator).train()
-    likelihood, settings = Categorical(), Settings()
+    likelihood = Categorical()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        nll, kl = step_loss(module, likelihood, Batch(x, y, 0, 0), task.size, settings)
+        nll, kl = nll_and_kl(module, likelihood, x, y, task.size)
         return (nll + kl) / task.size
 
     return module, loss

@@ -88,8 +88,8 @@ def read(prediction: Any) -> Tensor:
 
 def tune(task: Task, values: int = 100) -> Job:
     """The validation loss at that many prior precisions, and the best of them; beside one prediction."""
-    from whence.batches import Data
-    from whence.posteriors.search import Search
+    from whence.engine.batches import Data
+    from whence.posteriors.laplace.search import Search
 
     posterior, data = fitted(task.network(), task.loader(task.fit_size)), task.loader(seed=7)
     step = DECADES * math.log(10) / max(values - 1, 1)

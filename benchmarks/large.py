@@ -73,7 +73,7 @@ class Work:
                 likelihood=self.likelihood,
                 curvature="mc",
                 generator=torch.Generator().manual_seed(0),
-                offload=offload,
+                execution=whence.Execution(offload=offload),
                 max_factor=max_factor,
                 progress=False,
             )

@@ -27,16 +27,17 @@ from benchmarks import report, sizes
 from benchmarks.contenders import Stopwatch, Task, run_epoch, synchronise
 from benchmarks.contenders_whence import fitted
 from benchmarks.machine import describe
-from whence.curvature.accumulate import DiagonalAccumulator, KroneckerAccumulator
-from whence.curvature.jacobian import Recording
-from whence.curvature.plan import Plan
+from whence.curvature.diagonals import DiagonalSums
+from whence.curvature.kfac import KroneckerSums
+from whence.recording.calls import Recording
+from whence.recording.plan import Plan
 
 STEPS: dict[str, tuple[type, str]] = {
     "forward": (Plan, "record"),
     "backward": (Recording, "differentiate"),
-    "A factors": (KroneckerAccumulator, "inputs"),
-    "G factors": (KroneckerAccumulator, "gradients"),
-    "diagonal": (DiagonalAccumulator, "gradients"),
+    "A factors": (KroneckerSums, "add_inputs"),
+    "G factors": (KroneckerSums, "add_gradients"),
+    "diagonal": (DiagonalSums, "add_gradients"),
 }
 PARTS = [*STEPS, "decomposition", "rest"]
 FITS = [("kron", "ggn"), ("kron", "mc"), ("kron", "empirical"), ("diag", "ggn")]
@@ -93,7 +94,9 @@ def profile(task: Task, structure: str, curvature: str, decompose: bool) -> tupl
         whole = {"undisturbed": usual}
         if task.device.startswith("cuda"):
             stopwatch.seconds = 0.0
-            plain = seconds_of(lambda: fitted(model, data, structure, curvature, cuda_graphs=False))
+            plain = seconds_of(
+                lambda: fitted(model, data, structure, curvature, execution=whence.Execution(cuda_graphs=False))
+            )
             whole["without graphs"] = plain - stopwatch.seconds
         clock, stopwatch.seconds = Clock(), 0.0
         with ExitStack() as stack:
@@ -101,7 +104,7 @@ def profile(task: Task, structure: str, curvature: str, decompose: bool) -> tupl
                 stack.enter_context(clock.around(part, owner, method))
             synchronise()
             start = time.perf_counter()
-            posterior = fitted(model, data, structure, curvature, cuda_graphs=False)
+            posterior = fitted(model, data, structure, curvature, execution=whence.Execution(cuda_graphs=False))
             synchronise()
             total = time.perf_counter() - start
     seconds = clock.seconds | {"decomposition": stopwatch.seconds}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from whence import zoo
-from whence.zoo.cookbook import UCI_CLASSIFICATION, UCI_REGRESSION
+from whence.zoo.recipes import UCI_CLASSIFICATION, UCI_REGRESSION
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "recipes.json"

@@ -121,7 +121,7 @@ def row(
     tolerance: float, seconds: float, epoch_seconds: float, found: whence.Unstructured, finest: Any, x: Tensor
 ) -> dict[str, Any]:
     """One tolerance: its cost, and how far its outputs are from those of the smallest one."""
-    one, best = (p._moved(x, p.deviations)[1] for p in (found, finest))
+    one, best = (p._derivatives(x, p.deviations)[1] for p in (found, finest))
     products = found.solved.iterations + 2  # the right-hand side and the residual at the end
     return {
         "tolerance": tolerance,

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whence.batches import Batch
 from whence.likelihoods import Categorical
 from whence.posteriors.variational import VariationalModule
-from whence.posteriors.variational.training import Settings, optimiser_of, step_loss
+from whence.posteriors.variational.elbo import make_optimiser, nll_and_kl
 from whence.zoo import lenet5
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -59,11 +58,10 @@ def plain(with_optimiser: bool) -> Step:
 
 def whence_step(size: int, with_optimiser: bool, **options: Any) -> Step:
     module = VariationalModule(lenet5(), **options).train()
-    likelihood, settings = Categorical(), Settings()
-    optimiser = optimiser_of(module, settings)
+    likelihood, optimiser = Categorical(), make_optimiser(module, 1e-3, 1e-3)
 
     def step(x: Tensor, y: Tensor) -> None:
-        nll, kl = step_loss(module, likelihood, Batch(x, y, 0, 0), size, settings)
+        nll, kl = nll_and_kl(module, likelihood, x, y, size)
         optimiser.zero_grad(set_to_none=True)
         ((nll + kl) / size).backward()
         if with_optimiser:

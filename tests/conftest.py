@@ -5,9 +5,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
+
+from whence.engine.memory import with_sizes
 
 torch.set_num_threads(1)
 
@@ -20,3 +24,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def set_sizes() -> Iterator[Callable[..., None]]:
+    """Sets sizes of :class:`whence.engine.memory.Sizes` until the test ends."""
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(with_sizes(**changes))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import compared, contenders_variational, contenders_whence, report, sizes
+from benchmarks import compared, contenders_variational, contenders_whence, priors, report, sizes
 from benchmarks.__main__ import options, selection
 from benchmarks.bars import DECIDING, Bar, bars
 from benchmarks.contenders import Stopwatch, Task, epoch, forward
@@ -279,3 +279,11 @@ def test_the_stopwatch_counts_decompositions_or_leaves_them_out() -> None:
         values, vectors = torch.linalg.eigh(matrix.expand(2, 2, 2))
     assert values.shape == (2, 2) and torch.equal(vectors[1], torch.eye(2))
     assert torch.linalg.eigh is plain
+
+
+def test_both_priors_do_every_work() -> None:
+    rows = priors.main(["--tiny", "--device", "cpu"])
+    assert [(row["structure"], row["work"]) for row in rows] == [
+        (structure, work) for structure in ("kron", "diag") for work in ("fit", "predict", "tune", "where")
+    ]
+    assert all(row["ratio"] == row["relative"] / row["isotropic"] > 0 for row in rows)

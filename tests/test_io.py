@@ -8,9 +8,10 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from torch import Tensor, nn
 
 import whence
-from tests.comparison import fitted
+from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 
 STRUCTURES = ["full", "block", "kron", "ekfac", "diag", "lowrank"]
@@ -82,3 +83,38 @@ def test_your_own_likelihood_is_passed_again(tmp_path) -> None:
         whence.load(path, model)
     loaded = whence.load(path, model, likelihood=whence.Custom(nll))
     assert torch.equal(loaded.predict(data[0]).variance, posterior.predict(data[0]).variance)
+
+
+def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def classes(count: int = 24) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.arange(count) % 2
+
+
+def test_loading_for_a_copy_in_another_precision(tmp_path) -> None:
+    model, (x, y) = mlp(), classes()
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    posterior.save(tmp_path / "p")
+    double = whence.load(tmp_path / "p", copy.deepcopy(model).double())
+    assert_close(double.predict(x).probs.float(), posterior.predict(x).probs, 1e-4)
+
+
+def test_a_buffer_that_forward_changes_does_not_lock_the_file(tmp_path) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.inner(x)
+
+    model, (x, y) = Counting(), classes()
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    posterior.save(tmp_path / "p")
+    assert float(model.calls) == 0
+    whence.load(tmp_path / "p", model)

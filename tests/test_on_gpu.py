@@ -13,13 +13,15 @@ import torch
 import whence
 from tests.comparison import assert_close
 from tests.curvature.test_graphs import OPTIONS, batches, network
-from whence import replay, zoo
-from whence.curvature.affine import Affine
-from whence.curvature.autocorrelation import Windows
-from whence.curvature.patches import conv_patches
+from whence import zoo
+from whence.curvature.conv_gram import Autocorrelation
+from whence.curvature.kfac import input_gram
+from whence.engine import graphs as replay
 from whence.linalg import dense, split
 from whence.predictive import linearised
-from whence.zoo.step import WARM_UP
+from whence.recording.layer_input import LayerInput
+from whence.recording.patches import conv_patches
+from whence.training.step import WARM_UP
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COUNT = 30  # batches; enough for a capture to pay
@@ -58,7 +60,7 @@ def test_fits_by_graphs_are_those_of_the_plain_way_and_of_the_cpu(options: dict[
     ours = fit("cuda", **options)
     assert replays.count >= COUNT // 2
     launched = replays.count
-    plain = fit("cuda", cuda_graphs=False, **options)
+    plain = fit("cuda", execution=whence.Execution(cuda_graphs=False), **options)
     assert replays.count == launched
     for a, b in zip(ours.curvature.structures, plain.curvature.structures, strict=True):
         for key, value in a.tensors().items():
@@ -78,7 +80,9 @@ def test_sequences_are_replayed_too(width: int, replays: Replays) -> None:
     data = [(torch.randint(7, (4, 6)).cuda(), torch.randint(3, (4,)).cuda()) for _ in range(COUNT)]
     ours = whence.laplace(model, data, likelihood="classification", progress=False)
     assert replays.count >= COUNT // 2
-    plain = whence.laplace(model, data, likelihood="classification", progress=False, cuda_graphs=False)
+    plain = whence.laplace(
+        model, data, likelihood="classification", progress=False, execution=whence.Execution(cuda_graphs=False)
+    )
     x = data[0][0]
     assert_close(ours.predict(x).logit_cov, plain.predict(x).logit_cov, 1e-8)
 
@@ -136,7 +140,7 @@ def test_wide_sums_by_tensor_cores(rows: int, width: int) -> None:
     wanted = x.double().mT @ x.double()
     assert_close(dense.gram(x, coarse=True).double(), wanted, 2e-6)
     assert_close(dense.gram(x).double(), wanted, 1e-6)
-    found = Affine(x[None, :, None], True, True).gram(coarse=True)[0]
+    found = input_gram(LayerInput(x[None, :, None], True, True), coarse=True)[0]
     assert_close(found[:-1, :-1].double(), wanted, 2e-6)
     assert_close(found[:-1, -1].double(), x.double().sum(0), 2e-6)
     assert float(found[-1, -1]) == rows
@@ -146,11 +150,11 @@ def test_wide_sums_by_tensor_cores(rows: int, width: int) -> None:
 def test_autocorrelations_by_tensor_cores(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).relu()
     size = 9 * shape[1] + 1
-    wanted = Affine(conv_patches(x.double(), (3, 3), 1, 1, 1, 1), True, True).gram()
+    wanted = input_gram(LayerInput(conv_patches(x.double(), (3, 3), 1, 1, 1, 1), True, True))
     for way in (True, False):
         assert split.shifted_pays(x, shape[1]) is way
         found = x.new_zeros(1, size, size)
-        Windows(x, True).add_gram(found)
+        Autocorrelation(x, True).add_gram(found)
         assert_close(found.double(), wanted, 2e-6 if way else 1e-6)
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions in full single precision
 
@@ -158,7 +162,7 @@ def test_autocorrelations_by_tensor_cores(shape: tuple[int, ...], monkeypatch: p
 @pytest.mark.parametrize("width", [64, 769, 1024])
 def test_half_precision_is_summed_in_single(width: int) -> None:
     x = torch.randn(1, 4096, 1, width, device="cuda").bfloat16()
-    found = Affine(x, True, True).gram()[0]
+    found = input_gram(LayerInput(x, True, True))[0]
     assert found.dtype == torch.float32
     wide = torch.cat([x.double().squeeze(), torch.ones(4096, 1, device="cuda", dtype=torch.float64)], 1)
     assert_close(found.double(), wide.mT @ wide, 1e-4)

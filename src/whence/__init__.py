@@ -5,39 +5,31 @@ from typing import TYPE_CHECKING, Any
 
 from whence import errors
 from whence._version import __version__
-from whence.curvature.selection import subnetwork
+from whence.engine.options import Execution
 from whence.io import load
-from whence.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Custom,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Poisson,
-)
+from whence.likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from whence.posteriors.base import Posterior, WeightPosterior
-from whence.posteriors.front import laplace
-from whence.posteriors.laplace import Laplace
-from whence.posteriors.more_data import merge
+from whence.posteriors.laplace.front import laplace
+from whence.posteriors.laplace.more_data import merge
+from whence.posteriors.laplace.posterior import Laplace
 from whence.priors import Prior, Relative
+from whence.recording.selection import subnetwork
 
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
     from whence.auditing import Audit, Comparison, audit, compare
+    from whence.extras.pruning.compact import compact
+    from whence.extras.pruning.curve import PruneCurve, prune_curve
+    from whence.extras.pruning.masks import prune
+    from whence.extras.tracking.track import Track, track
     from whence.posteriors.dropout import Dropout, dropout
     from whence.posteriors.ensembles import Ensemble, LaplaceEnsemble, ensemble, fit_ensemble, laplace_ensemble
     from whence.posteriors.hmc import Hmc, hmc
     from whence.posteriors.swag import Swag, SwagCollector, swag
     from whence.posteriors.unstructured import Unstructured
     from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
-    from whence.where.compact import compact
     from whence.where.detectors import compare_detectors, detectors
-    from whence.where.novelty import Novelty, novelty
-    from whence.where.prune import prune
-    from whence.where.prune_curve import PruneCurve, prune_curve
-    from whence.where.reference import Reference, reference_of
-    from whence.where.track import Track, track
+    from whence.where.novelty import Novelty, Reference, novelty, reference_of
 
 __all__ = [
     "Audit",
@@ -47,6 +39,7 @@ __all__ = [
     "Custom",
     "Dropout",
     "Ensemble",
+    "Execution",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Hmc",
@@ -120,17 +113,17 @@ _LATER = {
     "ensemble": "posteriors.ensembles",
     "variational": "posteriors.variational",
     "Novelty": "where.novelty",
-    "Reference": "where.reference",
+    "Reference": "where.novelty",
     "compare_detectors": "where.detectors",
     "detectors": "where.detectors",
     "novelty": "where.novelty",
-    "reference_of": "where.reference",
-    "PruneCurve": "where.prune_curve",
-    "Track": "where.track",
-    "compact": "where.compact",
-    "prune": "where.prune",
-    "prune_curve": "where.prune_curve",
-    "track": "where.track",
+    "reference_of": "where.novelty",
+    "PruneCurve": "extras.pruning.curve",
+    "Track": "extras.tracking.track",
+    "compact": "extras.pruning.compact",
+    "prune": "extras.pruning.masks",
+    "prune_curve": "extras.pruning.curve",
+    "track": "extras.tracking.track",
 }
 
 
@@ -141,3 +134,8 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(importlib.import_module(f"whence.{_LATER[name]}"), name)
     raise AttributeError(f"module 'whence' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

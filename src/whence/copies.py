@@ -1,4 +1,4 @@
-"""A private copy of a user's module: what it is wrapped in, what a copy shares with it, what forward passes leave."""
+"""Private copies of a user's module: removing wrappers, checking forwards, and clearing caches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import UnsupportedLayer, WhenceError, notice
-from whence.sharded import gathered, is_sharded
 
 CACHES = "_whence_caches"  # on the private copy of a module
-OWN = ("_parameters", "_buffers", "_modules")  # what torch keeps of a module
+OWN = ("_parameters", "_buffers", "_modules")  # torch's own attributes of a module
+SHARDED_REMEDY = (
+    "Get them whole on every rank, state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True)), load them into a plain network, and pass that."
+)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -31,7 +34,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def copy_module(model: nn.Module) -> nn.Module:
-    """A deep copy that also copes with computed tensors kept in attributes (old-style weight norm), and with shards."""
+    """A deep copy that also handles computed tensors in attributes (old-style weight norm) and sharded weights."""
     if is_sharded(model):
         model = gathered(model)
     if isinstance(model, torch.jit.ScriptModule):
@@ -46,12 +49,12 @@ def copy_module(model: nn.Module) -> nn.Module:
     except Exception as error:
         raise WhenceError(
             f"the model could not be copied ({type(error).__name__}: {error}). whence works on a copy so that "
-            "yours stays as it is; remove what cannot be deep-copied (open files, locks, generators) from it."
+            "yours does not change; remove attributes that cannot be deep-copied (open files, locks, generators)."
         ) from error
     for p in copied.parameters():
         p.grad = None
     _own_forwards(copied)
-    for part in copied.modules():  # hooks that watch or change gradients in training have no part in the posterior
+    for part in copied.modules():  # hooks on gradients in training do not belong to the posterior
         part._backward_hooks.clear()
         part._backward_pre_hooks.clear()
     return copied
@@ -69,11 +72,11 @@ def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
             yield from _tensors(item, depth - 1)
 
 
-# A forward that was put in the place of the class's own
+# A replaced forward
 
 
 def _own_forwards(copied: nn.Module) -> None:
-    """Refuse a ``forward`` that would run the user's original network; take off what training has left around it."""
+    """Refuse a ``forward`` that would run the user's original network; remove wrappers from training."""
     mine = {id(part) for part in copied.modules()} | {id(t) for t in (*copied.parameters(), *copied.buffers())}
     for name, part in copied.named_modules():
         forward = vars(part).get("forward")
@@ -88,7 +91,7 @@ def _own_forwards(copied: nn.Module) -> None:
         elif _reaches(forward, mine):
             raise UnsupportedLayer(
                 f"the forward of {name or type(part).__name__!r} was replaced by a function that refers to the "
-                "original network, which a copy would go on running whatever its own weights are. Write it as a method "
+                "original network, which a copy would keep running instead of its own weights. Write it as a method "
                 "of a subclass, or compile the module (torch.compile(module)) instead of its forward."
             )
 
@@ -104,19 +107,19 @@ def _has_autocast(forward: Any) -> bool:
 def _without_autocast(part: nn.Module, name: str) -> None:
     del part.forward
     notice(
-        f"the forward of {name or 'the model'!r} was left under autocast by accelerate, or by the Trainer of "
-        "transformers (bf16=True or fp16=True). whence runs the plain forward; pass autocast=torch.bfloat16 to compute "
+        f"the forward of {name or 'the model'!r} was wrapped in autocast by accelerate, or by the Trainer of "
+        "transformers (bf16=True or fp16=True). whence runs it without; pass autocast=torch.bfloat16 to compute "
         "in half precision."
     )
 
 
 def _reaches(forward: Any, mine: set[int]) -> bool:
-    """Whether a function holds modules or tensors that are not those of the copy."""
+    """Whether a function refers to modules or tensors outside the copy."""
     return any(isinstance(found, (nn.Module, Tensor)) and id(found) not in mine for found in _inside(forward))
 
 
 def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
-    """What a callable refers to: bound objects, closures, defaults, wrapped functions, global names that it uses."""
+    """Objects that a callable refers to: bound objects, closures, defaults, wrapped functions, globals."""
     yield value
     if depth == 0 or isinstance(value, (nn.Module, Tensor)):
         return
@@ -142,12 +145,12 @@ def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
         yield from _inside(part, depth - 1)
 
 
-# What forward passes leave behind
+# Caches of forward passes
 
 
 @dataclass(frozen=True)
 class Cache:
-    """An attribute in which a module keeps what it computed, and what it is before a forward pass."""
+    """An attribute in which a module caches results, with its value before a forward pass."""
 
     module: str
     attribute: str
@@ -159,22 +162,22 @@ class Cache:
 
 
 def caches_of(module: nn.Module) -> list[Cache]:
-    """What was found to be kept from pass to pass; known to copies of the module."""
+    """The known caches of a module, also of its copies."""
     found: list[Cache] = module.__dict__.get(CACHES, [])
     return found
 
 
 def clear_caches(module: nn.Module) -> None:
-    """Have the next pass compute everything from the weights that it is given."""
+    """Clear all caches, so that the next pass computes everything from its weights."""
     for cache in caches_of(module):
         cache.clear(module)
 
 
 @torch.no_grad()
 def find_caches(module: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Find what a forward pass ``run`` leaves in the modules, so that later ones do not take it from there; once.
+    """Find attributes in which a forward pass ``run`` caches results, once.
 
-    A mapping that holds tensors before, or a tensor, is one if the network computes the same without it.
+    An existing tensor or mapping of tensors is a cache if the network computes the same without it.
     """
     if CACHES in module.__dict__:
         return
@@ -204,7 +207,7 @@ State = Mapping[tuple[str, str], Any]  # by module and attribute
 
 
 def _state(module: nn.Module) -> State:
-    """What its parts keep beside parameters, buffers and modules: values, and shallow copies of containers."""
+    """Attributes of its modules except parameters, buffers and modules: values, and shallow copies of containers."""
     found = {}
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
@@ -217,7 +220,7 @@ def _state(module: nn.Module) -> State:
 
 
 def _left_behind(before: State, after: State) -> list[Cache]:
-    """The attributes to which a forward pass gave (other) tensors, with what they were before."""
+    """The attributes to which a forward pass assigned tensors, with their values before."""
     found = []
     for (module, attribute), now in after.items():
         was = before.get((module, attribute))
@@ -227,7 +230,7 @@ def _left_behind(before: State, after: State) -> list[Cache]:
 
 
 def _filled(state: State) -> list[Cache]:
-    """Tensors, and plain mappings that hold some: perhaps computed by an earlier pass of the user's."""
+    """Tensors and mappings of tensors, perhaps computed by an earlier pass of the user."""
     found = []
     for (module, attribute), value in state.items():
         if isinstance(value, Tensor):
@@ -235,3 +238,64 @@ def _filled(state: State) -> list[Cache]:
         elif type(value) is dict and any(True for _ in _tensors(value)):
             found.append(Cache(module, attribute, {}))
     return found
+
+
+# Weights sharded over processes
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether weights are sharded, or gathered only in the forward pass."""
+    if not isinstance(model, nn.Module):
+        return False
+    return any(_partial(p) for p in model.parameters()) or any(_wrapped_by(m) for m in model.modules())
+
+
+def _partial(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _wrapped_by(module: nn.Module) -> str | None:
+    """The kind of sharding of a module, if any."""
+    names = [c.__name__ for c in type(module).__mro__ if c.__module__.startswith("torch.distributed")]
+    return next((n for n in ("FSDPModule", "FullyShardedDataParallel") if n in names), None)
+
+
+def gathered(model: nn.Module) -> nn.Module:
+    """A copy with full weights of a network under ``fully_shard``; every rank must call it."""
+    managed = [m for m in model.modules() if _wrapped_by(m) == "FSDPModule"]
+    _refuse_others(model, {id(part) for m in managed for part in m.modules()})
+    memo: dict[int, Any] = {}
+    for part in managed:
+        part.reshard()  # type: ignore[operator]  # shards are in full precision
+        memo[id(part)] = object.__new__(type(part).__bases__[-1])  # its original class
+    for p in model.parameters():
+        if _partial(p):
+            whole = p.full_tensor().detach().clone()  # type: ignore[attr-defined]
+            memo[id(p)] = nn.Parameter(whole, requires_grad=p.requires_grad)
+    for part in managed:
+        vars(memo[id(part)]).update(copy.deepcopy(_own_state(part), memo))
+    copied: nn.Module = copy.deepcopy(model, memo)
+    return copied
+
+
+def _own_state(module: nn.Module) -> dict[str, Any]:
+    """Its attributes without those of ``fully_shard``."""
+    state = {k: v for k, v in vars(module).items() if not k.startswith("__composable_api_state_key")}
+    for key in ("_forward_pre_hooks", "_forward_hooks"):
+        hooks = {k: v for k, v in state[key].items() if not str(v.__module__).startswith("torch.distributed")}
+        state[key] = type(state[key])(hooks)
+    return state
+
+
+def _refuse_others(model: nn.Module, known: set[int]) -> None:
+    """Refuse tensor parallelism and the older FSDP, which change the modules' computations."""
+    for name, part in model.named_modules():
+        older = _wrapped_by(part) == "FullyShardedDataParallel"
+        parallel = getattr(part, "_distribute_module_applied", False)
+        loose = id(part) not in known and any(_partial(p) for p in part.parameters(recurse=False))
+        if older or parallel or loose:
+            raise UnsupportedLayer(
+                f"the weights of {name or 'the network'!r} ({type(part).__name__}) are sharded over processes, and "
+                f"whence gathers them only under torch.distributed.fsdp.fully_shard. {SHARDED_REMEDY}"
+            )

@@ -1,4 +1,4 @@
-"""Everything whence raises on purpose. Messages give the value, the bound and the remedy."""
+"""Exceptions and notices of whence. Messages give the value, the bound and the remedy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -19,11 +20,11 @@ class BadData(WhenceError, ValueError):
 
 
 class EmptyData(BadData):
-    """Data that hold no example."""
+    """Data without examples."""
 
 
 class BadOption(WhenceError, ValueError):
-    """An option that is unknown, out of its bounds, or does not go with another one."""
+    """An option that is unknown, out of its bounds, or cannot be combined with another one."""
 
 
 class NothingSelected(WhenceError, ValueError):
@@ -31,7 +32,7 @@ class NothingSelected(WhenceError, ValueError):
 
 
 class UnsupportedLayer(WhenceError, TypeError):
-    """A layer that the chosen method cannot treat; the message names it."""
+    """A layer that the chosen method does not support; the message names it."""
 
 
 class NotPositiveDefinite(WhenceError, ArithmeticError):
@@ -43,15 +44,15 @@ class NotConverged(WhenceError, ArithmeticError):
 
 
 class TooLarge(WhenceError, MemoryError):
-    """More memory than the limit would be needed; the message says how much, and what to take instead."""
+    """More memory than the limit would be needed; the message says how much, and what to use instead."""
 
 
 class BadFile(WhenceError, ValueError):
-    """A file that is missing, truncated, changed, or of something else: a posterior, a checkpoint, data."""
+    """A file that is missing, truncated, changed, or of another kind: a posterior, a checkpoint, data."""
 
 
 class RankFailed(WhenceError, RuntimeError):
-    """Another rank of the process group failed or was lost; the message says which and why, where that is known."""
+    """Another rank of the process group failed or was lost; the message says which, and why if known."""
 
 
 class RanksDiffer(WhenceError, ValueError):
@@ -63,7 +64,7 @@ class MissingExtra(WhenceError, ImportError):
 
 
 class NotDefined(WhenceError, ValueError, AttributeError):
-    """A quantity that has no meaning for this posterior or prediction."""
+    """A quantity that is not defined for this posterior or prediction."""
 
 
 class Notice(UserWarning):
@@ -71,7 +72,7 @@ class Notice(UserWarning):
 
 
 def need(module: str, extra: str) -> Any:
-    """An optional module, or the error that says which extra of whence brings it."""
+    """An optional module, or an error that names the extra of whence to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -85,7 +86,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "all
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the CPU or on a device."""
     if isinstance(error, WhenceError):
-        return False  # refused in words
+        return False  # raised by whence itself
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NO_MEMORY)
@@ -112,3 +113,27 @@ def one_of(value: str, allowed: Iterable[str], option: str) -> str:
     near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise BadOption(f"unknown {option} {value!r}.{hint} Known: {', '.join(map(repr, known))}.")
+
+
+def whole_number(value: Any, option: str, least: int | None = 1, remedy: str = "") -> int:
+    """The value as an int; raise unless it is a whole number, and at least ``least``."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
+        return int(value)
+    bound = "" if least is None else f", at least {least}"
+    raise BadOption(f"{option}={value!r} must be a whole number{bound}{remedy and f'; {remedy}'}.")
+
+
+def whole_numbers(least: int = 1, **options: object) -> None:
+    """Refuse options that are not whole numbers of at least ``least``."""
+    for name, value in options.items():
+        whole_number(value, name, least)
+
+
+def fraction(value: Any, option: str, remedy: str = "", zero: bool = False, one: bool = False) -> float:
+    """The value as a float; raise unless it is between 0 and 1, either of which may be included."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        if 0 < number < 1 or (zero and number == 0) or (one and number == 1):
+            return number
+    bounds = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+    raise BadOption(f"{option}={value!r} is not in {bounds}{remedy and f'; {remedy}'}.")

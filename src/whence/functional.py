@@ -1,13 +1,13 @@
-"""Module → pure function f(params, x), on a snapshot that the user's later changes do not reach."""
+"""Modules as pure functions f(params, x), on a snapshot that later changes by the user do not affect."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
@@ -16,13 +16,28 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from whence.batches import Data, Inputs, as_inputs
 from whence.copies import clear_caches, copy_module, find_caches, unwrap
+from whence.engine.batches import Data, Inputs, as_inputs
+from whence.engine.contexts import fused_attention_off
 from whence.errors import BadData, UnsupportedLayer
 from whence.labels import label_rule
 
-EXTRA = "_extra_state"  # torch's name, in a state, of what ``get_extra_state`` gives
+EXTRA = "_extra_state"  # torch's key in a state dict for ``get_extra_state``
 OBJECT = "_whence_returns_object"  # on the private copy of a module
+
+
+@dataclass
+class Runtime:
+    """Findings while running a network: which differentiation methods work, and how much fits into memory."""
+
+    batched_backward: bool = True  # until an operation cannot be batched
+    vmapped_backward: bool = True  # the same by vmap, which is faster
+    forward_mode: bool = True  # until a forward derivative is missing or wrong
+    vmapped_examples: bool = True  # until per-example gradients cannot be vectorised
+    inputs_together: int | None = None  # inputs of a prediction that fit, after memory ran out
+    confirmed: bool = False  # whether later inputs have been checked thoroughly
+    layouts: dict[Any, Any] = field(default_factory=dict)  # layouts of calls that the first batch did not make
+    fitting_layouts: dict[Any, bool] = field(default_factory=dict)  # whether sizes match a layout, by call
 
 
 class Network:
@@ -32,24 +47,22 @@ class Network:
         self.module = module
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
-        self.batched_backward = True  # until an operation is met that cannot be batched
-        self.vmapped_backward = True  # and in this way, which is the faster one
-        self.forward_mode = True  # until an operation is met whose forward derivative is missing, or another one
-        self.hash = ""  # of the weights and buffers, when the snapshot was taken
-        self.autocast: torch.dtype | None = None  # in which the forward pass computes where autocast allows
+        self.runtime = Runtime()
+        self.hash = ""  # of the weights and buffers at the snapshot
+        self.autocast: torch.dtype | None = None  # autocast dtype of the forward pass
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has parameters, and so identities, of its own."""
+        """Rebuild the maps by identity, since a copy has its own parameters."""
         vars(self).update(state)
         self.params = dict(self.module.named_parameters())
         self.names_by_id = {id(p): name for name, p in self.params.items()}
 
     @classmethod
     def snapshot(cls, model: nn.Module) -> Network:
-        """Copy ``model``; the original is neither changed nor kept."""
+        """Copy ``model``; the original is not changed, and no reference is kept."""
         if not isinstance(model, nn.Module):
             raise BadData(f"the model must be a torch.nn.Module, not a {type(model).__name__}.")
         network = cls(copy_module(unwrap(model)).eval())
@@ -57,38 +70,38 @@ class Network:
             raise BadData(f"the model ({type(model).__name__}) has no parameters.")
         lazy = [n for n, p in network.params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
         if lazy:
-            raise BadData(f"the parameter {lazy[0]!r} has no values yet; run or load the network first.")
+            raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
         devices = {p.device for p in network.params.values()}
         if len(devices) > 1:
-            raise BadData(f"the parameters lie on several devices ({sorted(map(str, devices))}); put them on one.")
+            raise BadData(f"the parameters are on several devices ({sorted(map(str, devices))}); move them to one.")
         finite = torch.stack([torch.isfinite(p).all() for p in network.params.values()]).tolist()
         for name, fine in zip(network.params, finite, strict=True):
             if not fine:
-                raise BadData(f"the parameter {name!r} holds NaN or infinite values; the network cannot be used.")
+                raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
         network.hash = weights_hash(network.module)
         return network
 
     def read(self, data: Any, name: str = "data") -> Data:
-        """Data as this network takes them."""
+        """Data for this network."""
         return Data(data, self.device, self.dtype, name, label_rule(self.module))
 
     def pieces(self, x: Any, batch_size: int) -> Iterator[Inputs]:
-        """What ``predict`` takes, in pieces as this network takes them."""
+        """The inputs of ``predict`` in pieces for this network."""
         return as_inputs(x, self.device, self.dtype, batch_size, label_rule(self.module))
 
     def overwrite(self, values: Mapping[str, Tensor]) -> None:
-        """Give parameters other values; the hash stays."""
+        """Set parameters to other values; the hash does not change."""
         with torch.no_grad():
             for name, value in values.items():
                 self.params[name].copy_(value)
 
     def tensors(self) -> list[Tensor]:
-        """Buffers and other tensors that its modules have at the moment."""
+        """Current buffers and other tensors of its modules."""
         return [t for m in self.module.modules() for part in (vars(m), m._buffers) for t in part.values() if _is(t)]
 
     @property
     def returns_object(self) -> bool:
-        """Whether it was seen to give an object with ``logits`` rather than a tensor; known to copies of the module."""
+        """Whether it returned an object with ``logits`` instead of a tensor; also known to copies of the module."""
         return bool(self.module.__dict__.get(OBJECT, False))
 
     @returns_object.setter
@@ -106,7 +119,7 @@ class Network:
 
     @property
     def like(self) -> Tensor:
-        """An empty tensor of its type, where it is."""
+        """An empty tensor with its dtype and device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def select(self, names: list[str] | tuple[str, ...]) -> None:
@@ -114,6 +127,11 @@ class Network:
         chosen = set(names)
         for name, p in self.params.items():
             p.requires_grad_(name in chosen)
+
+    @property
+    def selected(self) -> list[str]:
+        """The parameters that require gradients."""
+        return [name for name, p in self.params.items() if p.requires_grad]
 
     def aliases(self, name: str) -> list[str]:
         """Every dotted name under which a (tied) parameter is known."""
@@ -128,8 +146,8 @@ class Network:
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             raise BadData(
-                f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is spread, "
-                "a mapping becomes keywords."
+                f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is "
+                "unpacked, a mapping becomes keywords."
             ) from error
         self.returns_object = not isinstance(output, Tensor)
         return output_tensor(output)
@@ -144,15 +162,15 @@ class Network:
         return output_tensor(output)
 
     def to(self, *args: Any, **kwargs: Any) -> Network:
-        """A copy on another device or in another floating-point type."""
+        """A copy on another device or in another floating-point dtype."""
         moved = Network(copy_module(self.module).to(*args, **kwargs).eval())
-        moved.select([n for n, p in self.params.items() if p.requires_grad])
+        moved.select(self.selected)
         moved.hash, moved.autocast = self.hash, self.autocast
         return moved
 
     @contextlib.contextmanager
     def forward_pass(self) -> Iterator[None]:
-        """The context of a forward pass. Nothing is cached: a cast weight would keep a graph that is used up."""
+        """The context of a forward pass. Casts are not cached: a cached weight would keep a freed graph."""
         with contextlib.ExitStack() as stack:
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, self.autocast, cache_enabled=False))
@@ -165,7 +183,7 @@ class Network:
                 clear_caches(self.module)
 
     def find_caches(self, inputs: Inputs) -> None:
-        """Find what forward passes keep in the modules, so that each computes it from its own weights."""
+        """Find caches of forward passes in the modules, so that each pass uses its own weights."""
         find_caches(self.module, lambda: self(inputs))
 
 
@@ -176,7 +194,7 @@ def _is(value: Any) -> TypeGuard[Tensor]:
 class ContiguousGradients(TorchFunctionMode):
     """Batch normalisation gets contiguous gradients.
 
-    On a CPU torch's kernel for evaluation mode takes those of a single example for contiguous, whatever their strides.
+    On a CPU torch's kernel for evaluation mode assumes that those of a single example are contiguous.
     (Under functional transforms it does not.)
     """
 
@@ -192,7 +210,7 @@ BATCH_NORM = {F.batch_norm, torch.batch_norm}
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether it has running statistics."""
+    """Whether a module has batch normalisation with running statistics."""
     if module not in _known_norms:
         _known_norms[module] = any(name.rpartition(".")[2] == "running_var" for name, _ in module.named_buffers())
     return _known_norms[module]
@@ -204,10 +222,10 @@ _known_norms: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictio
 def call_with(
     module: nn.Module, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """``module(*args, **kwargs)`` with other values for some of its parameters and buffers, which stay as they are.
+    """``module(*args, **kwargs)`` with other values for some of its parameters and buffers, which are not changed.
 
-    A tied parameter gets its value in every module that has it, once: torch would take it twice from a module that is
-    known under two names, and leave the new value behind.
+    A tied parameter is replaced once in every module that has it: torch would replace it twice in a module that has
+    two names, and leave the new value in place.
     """
     places = _places(module)
     given = {place: value for name, value in values.items() for place in places.get(name, (name,))}
@@ -222,7 +240,7 @@ _known_places: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[str, ...]]] 
 
 
 def _places(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Where a tensor that is known by a name has to be put: one name for each module that holds it."""
+    """The names at which to replace each tensor: one for each module that holds it."""
     if module not in _known_places:
         held: dict[int, list[str]] = {}
         for prefix, part in module.named_modules():  # each module once
@@ -248,12 +266,12 @@ def weights_hash(module: nn.Module) -> str:
 
 
 def tensors_of(module: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
-    """The state of a module without what is no tensor (``get_extra_state``)."""
+    """The tensors in the state of a module (without ``get_extra_state``)."""
     return {k: v for k, v in module.state_dict(keep_vars=keep_vars).items() if isinstance(v, Tensor)}
 
 
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Set what :func:`tensors_of` gave; other extra state stays the module's own. RuntimeError where names differ."""
+    """Load the tensors of :func:`tensors_of`; extra state does not change. Raises RuntimeError if names differ."""
     missing, unexpected = module.load_state_dict(tensors, strict=False)
     for what, keys in (("missing", missing), ("unknown", unexpected)):
         if other := [k for k in keys if k.rpartition(".")[2] != EXTRA]:
@@ -261,23 +279,18 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def refuse_batch_statistics(network: Network) -> None:
-    """Batch normalisation without running statistics makes examples depend on each other."""
+    """Refuse batch normalisation without running statistics, which makes examples depend on each other."""
     for name, module in network.module.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise UnsupportedLayer(
                 f"the batch normalisation {name!r} uses the statistics of the batch even in evaluation mode "
-                "(track_running_stats=False), so examples are not independent. Give it running statistics, or replace "
-                "it by group normalisation."
+                "(track_running_stats=False), so examples depend on each other. Give it running statistics, or replace "
+                "it with group normalisation."
             )
 
 
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which more is forbidden than outside."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 def described(inputs: Inputs) -> str:
-    """Shapes and types, as they reach the network."""
+    """Shapes and dtypes of the inputs."""
     args, kwargs = arguments(inputs)
     named = [("", value) for value in args] + [(f"{key}=", value) for key, value in kwargs.items()]
     parts = [f"{key}{list(v.shape)} {str(v.dtype).removeprefix('torch.')}" for key, v in named if isinstance(v, Tensor)]
@@ -285,7 +298,7 @@ def described(inputs: Inputs) -> str:
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How inputs reach ``model(...)``: a tensor alone, a tuple spread, a mapping as keywords."""
+    """Arguments of ``model(...)``: a tensor as is, a tuple unpacked, a mapping as keywords."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
@@ -294,64 +307,16 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def output_tensor(output: Any) -> Tensor:
-    """The tensor of raw outputs: what the module returns, or its ``logits``; one number for each example as [N, 1]."""
+    """The tensor of raw outputs: the module's result or its ``logits``; one number per example as [N, 1]."""
     logits = output
     if not isinstance(output, Tensor):
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
-        f"the network returns a {type(output).__name__}; whence needs one tensor, or something with 'logits'. "
+        f"the network returns a {type(output).__name__}; whence needs one tensor, or an object with 'logits'. "
         "Wrap the network in a module whose forward returns the tensor you want uncertainty for."
     )
-
-
-_outside: ContextVar[dict[str, torch.dtype]] = ContextVar("_outside", default={})  # noqa: B039
-
-
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Switches autocast off: sums and decompositions keep their types; forward passes have their own context."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    if not kinds:
-        yield
-        return
-    token = _outside.set({kind: torch.get_autocast_dtype(kind) for kind in kinds})
-    try:
-        with contextlib.ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        _outside.reset(token)
-
-
-def outer_autocast(device: torch.device) -> torch.dtype | None:
-    """The type of the autocast that was on for a device where :func:`full_precision` was entered."""
-    return _outside.get().get(device.type)
-
-
-class _FusedAttentionOff:
-    """Switches torch's fused attention and encoder kernels off while any thread is inside."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._was = threading.Lock(), 0, True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._was = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                torch.backends.mha.set_fastpath_enabled(self._was)
-
-
-fused_attention_off = _FusedAttentionOff()
 
 
 _differentiable: ContextVar[tuple[int, bool] | None] = ContextVar("differentiable", default=None)
@@ -359,15 +324,15 @@ _differentiable: ContextVar[tuple[int, bool] | None] = ContextVar("differentiabl
 
 @contextlib.contextmanager
 def differentiable(network: Network, fused: bool = False) -> Iterator[None]:
-    """Settings under which every backward pass that whence needs is allowed.
+    """Settings that allow every backward pass that whence needs.
 
-    The fused encoder kernels are off, attention uses its plain form (it can be differentiated twice and batched;
-    ``fused`` leaves it alone where neither is needed), and cuDNN is off for recurrent networks (its kernels refuse
+    Fused encoder kernels are off, attention uses its unfused form (it can be differentiated twice and batched;
+    ``fused`` keeps it fused if neither is needed), and cuDNN is off for recurrent networks (its kernels do not support
     evaluation mode).
     """
     settings = (id(network), fused)
     if _differentiable.get() == settings and torch.is_grad_enabled():
-        yield  # entered before; for small batches the settings cost as much as a layer
+        yield  # already active; for small batches the settings cost as much as a layer
         return
     recurrent = network.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in network.module.modules())
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""Labels of language models as the models' own losses read them.
+"""Labels of language models, shifted as in the models' own losses.
 
-The models of transformers take ``labels`` beside the inputs, and shift one against the other in their forward pass,
-which whence does not have: it computes the loss from the logits.
+The models of transformers take ``labels`` with the inputs, and shift one against the other in their forward pass,
+while whence computes the loss from the logits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from whence.errors import BadData, notice
 
 IGNORED = -100
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # endings of the names of classes whose loss shifts the labels
-Rule = Callable[[Any, Any, bool], tuple[Any, Any]]  # (inputs, targets, whether they were labels) → the same as read
+Rule = Callable[[Any, Any, bool], tuple[Any, Any]]  # (inputs, targets, whether they were labels) → (inputs, targets)
 
 
 def label_rule(module: nn.Module) -> Rule | None:
-    """How a network's labels are to be read; None for as they are."""
+    """The rule for reading a network's labels; None to use them unchanged."""
     inner = _models(module)
     for model in inner:
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -31,7 +31,7 @@ def label_rule(module: nn.Module) -> Rule | None:
 
 
 def _models(module: nn.Module) -> list[Any]:
-    """A model, and what adapters are wrapped around."""
+    """A model, and the model inside adapters."""
     found: list[Any] = [module]
     base = getattr(module, "get_base_model", None)
     if callable(base):
@@ -57,7 +57,7 @@ class _Shifted:
             return inputs, targets
         if not self.said:
             self.said = True
-            notice("labels are shifted by one token against the outputs, as the loss of a causal language model does.")
+            notice("labels are shifted by one token against the outputs, as in the loss of a causal language model.")
         ignored = torch.full_like(targets[:, :1], IGNORED)
         return inputs, torch.cat([targets[:, 1:], ignored], 1)
 
@@ -75,14 +75,14 @@ class _Decoder:
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         if shift is None:
             raise BadData(
-                f"{type(self.model).__name__} has a decoder, and its batches hold no 'decoder_input_ids'. Add what the "
-                "decoder reads to the inputs."
+                f"{type(self.model).__name__} has a decoder, but its batches have no 'decoder_input_ids'. Add the "
+                "decoder's inputs to the inputs."
             )
         return {**inputs, "decoder_input_ids": shift(labels=targets)}, targets
 
 
 def say_if_unshifted(inputs: Any, targets: Tensor, outputs: Tensor) -> None:
-    """Say it if the labels of a network that gives outputs for every token are the tokens themselves."""
+    """Give a notice if the labels of a network with outputs for every token are the tokens themselves."""
     tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != targets.shape:
         return
@@ -91,6 +91,6 @@ def say_if_unshifted(inputs: Any, targets: Tensor, outputs: Tensor) -> None:
     counted = targets != IGNORED
     if bool(counted.any()) and bool((tokens == targets)[counted].all()):
         notice(
-            "every label is the token at its own place. If the network predicts the next token, its labels must be "
+            "every label is the token at its own position. If the network predicts the next token, its labels must be "
             "shifted: labels[:, t] is the token at t + 1, and -100 at the end."
         )

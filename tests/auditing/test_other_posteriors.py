@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import whence
-from tests.auditing.test_comparing import several
+from tests.auditing.test_comparison import several
 from whence import metrics
 from whence.auditing import schema
 
@@ -29,7 +29,7 @@ def test_every_posterior_can_be_audited(name: str) -> None:
     drawn = posterior.predict(given.test[0], generator=torch.Generator().manual_seed(0))
     assert rows["nll"]["bayesian"]["value"] == pytest.approx(float(metrics.nll(drawn, given.test[1])), rel=1e-4)
     reasons = {item["what"]: item["why"] for item in record["run"]["left_out"]}
-    assert "needs a Laplace posterior" in reasons["novelty"]
+    assert "needs the curvature of a Laplace posterior" in reasons["novelty"]
     if name == "ensemble":
         assert "permuted" in reasons["profile"]
         assert all(row["disagreement"] is not None for row in record["layers"])

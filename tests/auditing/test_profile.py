@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import whence
 from tests.auditing.cases import Given, classification
+from whence.auditing import SECTIONS
 from whence.auditing import profile as room
 from whence.errors import BadOption
 
@@ -125,7 +127,7 @@ def test_too_much_work_takes_fewer_inputs_and_still_adds_up(monkeypatch: pytest.
     given = classification()
     posterior = whence.laplace(given.model, given.train, likelihood="classification", progress=False)
     exact = whence.audit(posterior, test=given.test[0], sections=["profile"], progress=False, inputs=0)
-    monkeypatch.setattr(room, "WORK", 1e6)
+    monkeypatch.setitem(SECTIONS, "profile", functools.partial(room.profile, work=1e6))
     rough = whence.audit(posterior, test=given.test[0], sections=["profile"], progress=False, inputs=0)
     one, two = (views(a)["test"] for a in (exact, rough))
     by_level = {n["id"]: n["level"] for n in exact.record["profile"]["nodes"]}

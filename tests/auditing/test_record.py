@@ -270,7 +270,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 def test_ctrl_c_keeps_what_was_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = classification()
     monkeypatch.setitem(SECTIONS, "novelty", interrupt)
-    with pytest.warns(whence.errors.Notice, match="interrupted during 'novelty'; what was finished is kept"):
+    with pytest.warns(whence.errors.Notice, match="interrupted during 'novelty'; finished sections are kept"):
         audit = whence.audit(given.model, given.train, **given.data(), progress=False, inputs=2)
     assert audit.interrupted and audit.record["run"]["interrupted"] == "novelty"
     assert audit.record["profile"] is not None and audit.record["novelty"] is None
@@ -283,7 +283,7 @@ def test_ctrl_c_keeps_what_was_finished(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_ctrl_c_before_there_is_a_posterior_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     given = classification()
-    monkeypatch.setattr("whence.auditing.front.laplace", interrupt)
+    monkeypatch.setattr("whence.auditing.pipeline.laplace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         whence.audit(given.model, given.train, **given.data(), progress=False)
 
@@ -321,7 +321,7 @@ def wrong_shape() -> dict[str, Any]:
         ({"ood": torch.full((4, 6), math.nan)}, BadData, "NaN"),
         ({"test": []}, BadData, "test is empty"),
         ({"test": ["abc"]}, BadData, "batch 0 is a str"),
-        ({"test": [("abc", torch.zeros(3))]}, BadData, "holds no tensor"),
+        ({"test": [("abc", torch.zeros(3))]}, BadData, "contains no tensor"),
         ({"test": 3}, BadData, "neither a loader nor tensors"),
         ({"train": [(torch.randn(4, 9), torch.zeros(4))]}, BadData, r"train: the network fails .*\[1, 9\]"),
     ],
@@ -378,7 +378,19 @@ def test_tuning_can_be_left_out() -> None:
     audit = whence.audit(posterior, given.train, **held, tune=False, progress=False, inputs=2)
     assert audit.posterior is posterior and audit.record["run"]["posterior"]["tuned_on"] == "nothing"
     reasons = {item["what"]: item["why"] for item in audit.record["run"]["left_out"]}
-    assert reasons["tuning"] == "it was not asked for; the prior precision is as it was."
+    assert reasons["tuning"] == "it was not requested; the prior precision is unchanged."
     assert audit.record["novelty"] is not None  # validation data are still what it is held against
     tuned = whence.audit(posterior, given.train, **held, sections=["quality"], progress=False).posterior
     assert tuned.tuning is not None and posterior.tuning is None
+
+
+def test_execution_reaches_the_fit(plain: Made, tmp_path: Path) -> None:
+    given, _ = plain
+    file = tmp_path / "sums.safetensors"
+    execution = whence.Execution(offload=True, checkpoint=file, checkpoint_every=0)
+    options = {"likelihood": "classification", "sections": ["layers"], "progress": False, "execution": execution}
+    audit = whence.audit(given.model, given.train, test=given.test, **options)
+    assert audit.posterior.execution.offload and not file.exists()
+    del options["likelihood"]
+    with pytest.raises(BadOption, match="execution=: a posterior was given"):
+        whence.audit(audit.posterior, test=given.test, **options)

@@ -91,4 +91,10 @@ def whence_process(shop: Path) -> Callable[..., Result]:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", **settings}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        **settings,
+    }

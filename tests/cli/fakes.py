@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import whence
+from tests.report.typed import typed
 from whence.errors import Notice
 
 
@@ -31,9 +32,9 @@ def record(**changes: Any) -> dict[str, Any]:
     deferred = {"coverage": estimate(0.8), "error": estimate(0.04), "deferred_error": estimate(0.3)}
     rows = [
         {"aim": "max_error", "target": 0.05, "confidence": 0.95, "threshold": 0.7,
-         "validation": {"coverage": 0.8, "error": 0.03}, "test": deferred},
+         "answers": "some", "validation": {"coverage": 0.8, "error": 0.03}, "test": deferred},
         {"aim": "coverage", "target": 0.5, "confidence": None, "threshold": None,
-         "validation": {"coverage": 0.5, "error": None}, "test": {**deferred, "error": None}},
+         "answers": "none", "validation": {"coverage": 0.5, "error": None}, "test": {**deferred, "error": None}},
     ]  # fmt: skip
     whole: dict[str, Any] = {
         "schema": "whence.audit/1", "created": "2026-11-15T14:00:00+00:00", "title": "Net [v2] on digits",
@@ -50,16 +51,21 @@ def record(**changes: Any) -> dict[str, Any]:
                                  "difference": None}],
                     "reliability": None, "uncertainty": None, "words": ["The log loss falls by a fifth."]},
         "deferral": {"measure": "entropy", "label": "entropy of the prediction (nats)", "error": "error rate",
-                     "rows": rows, "curve": {}, "words": ["One answer in five is handed over."]},
+                     "rows": rows, "curve": None, "words": ["One answer in five is handed over."]},
         "layers": [layer("first", 0.75), layer("second", 0.25)],
-        "profile": {"words": ["Most of it comes from first."]}, "sensitivity": None, "maps": None, "inputs": None,
-        "novelty": {"words": ["8 of 100 are flagged."], "detectors": [
+        "profile": {"measure": "variance", "note": "", "prior_precision": None, "residual": 0.0, "nodes": [],
+                    "views": [], "negative": [], "words": ["Most of it comes from first."]},
+        "sensitivity": None, "maps": None, "inputs": None,
+        "novelty": {"reference": 100, "names": [], "level": 0.01, "sets": [],
+                    "words": ["8 of 100 are flagged."], "detectors": [
             {"name": "novelty", "label": "whence novelty", "auroc": estimate(0.9), "fpr95": estimate(0.2)}]},
         "pruning": None,
         "answers": [{"question": "Which layer is least certain?", "words": "first.", "numbers": {}}],
-        "run": {"versions": {"whence": "0.1.0", "torch": "2"}, "platform": "here", "device": "cpu", "seed": 0,
-                "seconds": {"fit": 1.0, "tune": None},
-                "posterior": {"structure": "kron", "curvature": "ggn", "prior_precision": 3.2, "data_scale": 1.0,
+        "run": {"versions": {"whence": "0.1.0", "torch": "2", "numpy": "2", "python": "3"},
+                "platform": "here", "device": "cpu", "seed": 0,
+                "seconds": {"fit": 1.0, "tune": 2.0},
+                "posterior": {"kind": "Laplace", "describe": "Laplace(kron)", "training": None, "structure": "kron",
+                              "curvature": "ggn", "prior_precision": 3.2, "data_scale": 1.0,
                               "tuned_on": "validation data", "log_evidence": None},
                 "structures": [], "covered": 1.0, "not_covered": [],
                 "left_out": [{"what": "pruning", "why": "no test data"}], "notices": ["a note from within"],
@@ -72,7 +78,7 @@ class FakeAudit:
     """Has what the command uses of an audit."""
 
     def __init__(self, found: dict[str, Any], posterior: Any = None) -> None:
-        self.record, self.posterior = found, posterior
+        self.record, self.results, self.posterior = found, typed(found), posterior
 
     @property
     def interrupted(self) -> bool:

@@ -98,22 +98,28 @@ def test_likelihoods(shop: Path, word: str, kind: type) -> None:
         ({"MODEL": "net.py:breaks"}, "calling net.py:breaks() failed: RuntimeError: no such file"),
         ({"--train": "net.py:words"}, "expected a DataLoader, a Dataset, a pair"),
         ({"--train": "net.py:x"}, "net.py:x is a Tensor"),
-        ({"--train": "net.py:strings"}, "expected batches (inputs, targets), but it yields a str of length 2"),
-        ({"--train": "net.py:stringly"}, "but it yields a list of length 1 (Tensor)"),
-        ({"--train": "net.py:triples"}, "but it yields a tuple of length 3 (Tensor, Tensor, Tensor)"),
-        ({"--train": "net.py:single"}, "but it yields one tensor of shape [96, 4]"),
+        ({"--train": "net.py:strings"}, "--train net.py:strings: batch 0 is a str. A batch is (inputs, targets)"),
+        (
+            {"--train": "net.py:stringly"},
+            "--train net.py:stringly: batch 0 is a list of length 1. A batch is (inputs, targets)",
+        ),
+        ({"--train": "net.py:triples"}, "batch 0 is a tuple of length 3"),
+        ({"--train": "net.py:single"}, "expected batches (inputs, targets), but there are no targets"),
         ({"--train": "net.py:short"}, "5 inputs but 4 targets"),
-        ({"--train": "net.py:empty"}, "it gave no batch"),
+        ({"--train": "net.py:empty"}, "--train net.py:empty is empty: it yielded no example"),
         ({"--train": "net.py:once"}, "can be read only once"),
         ({"--train": "net.py:far"}, "--train net.py:far: "),
-        ({"--train": "net.py:wide_pair"}, "expected inputs that end in 4 features for the first layer, first (Linear)"),
-        ({"--ood": "net.py:wide"}, "expected inputs of shape [4] as from --train, but got [7]"),
-        ({"--test": "net.py:wide_pair"}, "--test net.py:wide_pair: expected inputs of shape [4]"),
+        ({"--train": "net.py:wide_pair"}, "(the first layer, first (Linear), takes inputs that end in 4 features)"),
+        (
+            {"--ood": "net.py:wide"},
+            "--ood net.py:wide: the network fails on inputs of shape [1, 7] (the training inputs are of shape [4]",
+        ),
+        ({"--test": "net.py:wide_pair"}, "--test net.py:wide_pair: the network fails on inputs of shape [1, 7]"),
         ({"-l": "clasification"}, "Did you mean 'classification'?"),
         ({"-l": "gaussian:x"}, "expected gaussian:NOISE"),
         ({"--classes": "a,b"}, "expected 3 names, one for each output of the network, but got 2"),
-        ({"--classes": "a"}, "expected names between commas"),
-        ({"--device": "cuda"}, "--device: cuda was asked for"),
+        ({"--classes": "a"}, "expected comma-separated names"),
+        ({"--device": "cuda"}, "--device: cuda was requested"),
         ({"--device": "toaster"}, "--device: expected cpu, cuda"),
         ({"--out": "net.py/below"}, "expected a folder that can be written, but got net.py/below: it is not a folder"),
         ({"--out": "net.py"}, "expected a folder that can be written"),
@@ -123,7 +129,7 @@ def test_likelihoods(shop: Path, word: str, kind: type) -> None:
         ({"--structure": "kroon"}, "is not one of 'kron'"),
         ({"--prior": "relative:-1"}, "expected relative, relative:TAU or a number above 0, but got 'relative:-1'"),
         ({"--prior": "strong"}, "expected relative, relative:TAU or a number above 0, but got 'strong'"),
-        ({"--posterior": "p.safetensors"}, "--likelihood does not go with --posterior"),
+        ({"--posterior": "p.safetensors"}, "--likelihood cannot be combined with --posterior"),
     ],
 )
 def test_bad_input_gets_one_line(shop: Path, capsys, change: dict[str, str], words: str) -> None:
@@ -168,7 +174,7 @@ def test_weights_that_do_not_fit(shop: Path, capsys: pytest.CaptureFixture[str])
     assert "missing from the file: first.bias, last.weight, last.bias" in line and "not in the network: other" in line
     assert "first.weight is [8, 5] in the file and [8, 4] in the network" in line
     torch.save(torch.nn.Linear(2, 2), "module.pt")
-    assert "holds more than tensors" in refused(capsys, *USUAL, "--weights", "module.pt")
+    assert "contains more than tensors" in refused(capsys, *USUAL, "--weights", "module.pt")
     torch.save({"epoch": 3}, "nothing.pt")
     assert "expected a state dict" in refused(capsys, *USUAL, "--weights", "nothing.pt")
     for name in ("noise.pt", "noise.safetensors"):
@@ -193,6 +199,17 @@ def test_existing_files_survive_a_failure(shop: Path, capsys, monkeypatch) -> No
     assert main(USUAL) == 1
     assert "unexpected error: ZeroDivisionError: it broke. Run again with --debug" in capsys.readouterr().err
     assert [p.name for p in Path("out").iterdir()] == ["audit.json"] and Path("out/audit.json").read_text() == "old"
+
+
+def test_errors_have_a_traceback_only_with_debug(shop: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("WHENCE_FAIL", "1")
+    assert main(USUAL) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and "ZeroDivisionError: it broke" in said
+    assert not Path("out").exists(), "the folder that was made for it is gone again"
+    assert main([*USUAL, "--debug", "--device", "nothing"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said and said.splitlines()[-1].startswith("error: ")
 
 
 def test_quiet_and_open(shop: Path, capsys, monkeypatch) -> None:

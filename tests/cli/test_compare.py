@@ -54,7 +54,7 @@ def test_writes_and_says_where(fits: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*USUAL, *more, "--examples", "50", "--plain", "net.py:model"]) == 0
     captured = capsys.readouterr()
     assert "NLL: best are" in captured.out and "out/comparison.html" in captured.out
-    assert "[2/5] Laplace" in captured.err and "[4/5] scoring them all" in captured.err
+    assert "[2/5] Laplace" in captured.err and "[4/5] scoring the methods" in captured.err
     assert "note: HMC: 3 of 400 draws diverged." in captured.err and "a print from user code" in captured.err
     assert sorted(p.name for p in Path("out").iterdir()) == ["comparison.html", "comparison.json"]
     call = calls[0]
@@ -109,8 +109,14 @@ def test_references_of_every_kind(fits: Path) -> None:
         ),
         (["A=p.safetensors@net.py:model@missing.pt"], "there is no file missing.pt"),
         (["A=fits.py:made", "--reference", "B"], "--reference: expected one of A, but got 'B'"),
-        (["A=fits.py:made", "--test", "net.py:wide_pair"], "A: --test net.py:wide_pair: expected inputs that end in 4"),
-        (["A=fits.py:made", "--ood", "net.py:wide"], "A: --ood net.py:wide: expected inputs of shape [4]"),
+        (
+            ["A=fits.py:made", "--test", "net.py:wide_pair"],
+            "A: --test net.py:wide_pair: the network fails on inputs of shape [1, 7] (the first layer, first",
+        ),
+        (
+            ["A=fits.py:made", "--ood", "net.py:wide"],
+            "A: --ood net.py:wide: the network fails on inputs of shape [1, 7]",
+        ),
         (["A=fits.py:made", "--plain", "net.py:x"], "--plain: expected a torch.nn.Module, but net.py:x is a Tensor"),
         (["A=fits.py:made", "--classes", "a,b"], "expected 3 names"),
         (["A=fits.py:made", "--out", "net.py"], "expected a folder that can be written"),
@@ -148,7 +154,7 @@ def test_with_the_comparison_itself(fits: Path, capsys, monkeypatch) -> None:
     assert told["methods"] == ["plain network", "Laplace", "Other"] and told["metrics"]["nll"]["Laplace"] > 0
     assert Path(told["html"]).read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
     assert main(["show", "out"]) == 0
-    assert "Where each method puts it" in capsys.readouterr().out
+    assert "Source of the uncertainty by method" in capsys.readouterr().out
 
 
 def test_the_plain_network_is_the_one_that_is_named(fits: Path, capsys, monkeypatch) -> None:

@@ -13,7 +13,7 @@ from whence.cli import demo, main
 
 def test_prepare_and_run(shop: Path, capsys, monkeypatch) -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(demo, "EPOCHS", 3)
+    monkeypatch.setattr(demo, "EPOCHS", 1)
     assert main(["demo", "--json", "--seed", "1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["html"] == "whence-demo/audit.html" and Path(told["json"]).is_file()

@@ -61,7 +61,7 @@ def test_curve(posterior: whence.Laplace, capsys: pytest.CaptureFixture[str]) ->
         ([*ARGS, "--fraction", "1"], "is not in [0, 1)"),
         ([*ARGS, "--compact"], "--compact needs --units"),
         ([*ARGS, "--curve"], "--curve needs --test"),
-        ([*ARGS, "--test", "net.py:wide_pair"], "--test net.py:wide_pair: expected inputs that end in 4 features"),
+        ([*ARGS, "--test", "net.py:wide_pair"], "--test net.py:wide_pair: the network fails on inputs of shape [1, 7]"),
         ([*ARGS, "--layers", "nothing*"], "nothing*"),
         ([*ARGS[:6], "missing/small.safetensors"], "there is no folder missing"),
         (["prune", "none.safetensors", *ARGS[2:]], "there is no file none.safetensors"),

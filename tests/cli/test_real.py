@@ -32,6 +32,6 @@ def test_from_a_file_to_a_page(shop: Path, capsys, monkeypatch) -> None:
     for path in (told["json"], told["posterior"], "whence-audit"):
         assert main(["show", path]) == 0
     out = capsys.readouterr().out
-    assert "Where it sits" in out and "by validation" in out
+    assert "Source of the uncertainty" in out and "by validation" in out
     again = ["audit", "net.py:model", "--posterior", "p.safetensors", "--test", "net.py:test", "--out", "again", "-q"]
     assert main(again) == 0 and Path("again/audit.html").is_file()

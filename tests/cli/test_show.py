@@ -90,17 +90,17 @@ def test_posteriors_that_are_known_by_their_draws(shop: Path, capsys: pytest.Cap
     ("name", "content", "words"),
     [
         ("missing.json", None, "there is no file missing.json"),
-        ("a.html", b"<!doctype html>", "open it in a browser, or show the .json beside it"),
+        ("a.html", b"<!doctype html>", "open it in a browser, or show the .json next to it"),
         ("page", b"<!DOCTYPE html>", "open it in a browser"),
         ("a.json", b'{"schema": "other"}', "its schema is 'other', not 'whence.audit/1'"),
         ("a.json", b'{"schema": "whence.audit/9"}', "its schema is 'whence.audit/9'"),
-        ("a.json", b'{"schema": ', "is no audit: it is not JSON"),
+        ("a.json", b'{"schema": ', "is not an audit: it is not JSON"),
         (
             "a.txt",
             b"hello",
-            "expected a posterior (.safetensors) or the .json of an audit or a comparison, but it is neither",
+            "expected a posterior (.safetensors) or the .json of an audit or a comparison, but a.txt is not a readable",
         ),
-        ("a.safetensors", b"\x10", "it is neither, or is truncated"),
+        ("a.safetensors", b"\x10", "a.safetensors is not a readable safetensors file, or is truncated"),
     ],
 )
 def test_other_files_get_one_line(shop: Path, capsys, name: str, content: bytes | None, words: str) -> None:
@@ -114,7 +114,7 @@ def test_other_files_get_one_line(shop: Path, capsys, name: str, content: bytes 
 def test_other_safetensors_and_folders(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a": torch.zeros(2)}, "other.safetensors")
     assert main(["show", "other.safetensors"]) == 2
-    assert "not a posterior that whence wrote" in capsys.readouterr().err
+    assert "other.safetensors is a safetensors file, but was not written by whence" in capsys.readouterr().err
     Path("empty").mkdir()
     assert main(["show", "empty"]) == 2
     assert "without an audit.json or comparison.json" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import whence
+from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice
-from whence.randomness import resolve_seed
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 3

@@ -18,8 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 
 import whence
 from tests.comparison import likelihood_of
+from tests.curvature.distributed_seeds import seeds  # noqa: F401
 from tests.reference.networks import ALL
-from whence.curvature.distributed import Ranks
+from whence.engine.ranks import Ranks
 
 EXAMPLES = 11  # neither 2 nor 4 ranks share it evenly
 
@@ -102,10 +103,10 @@ def numbers(posterior: whence.Laplace) -> dict[str, Any]:
     record = posterior.record
     return {
         "covariance": posterior.covariance(),
-        "spectral": [s.values for s in posterior._decompositions.values()],
+        "spectral": [s.values for s in posterior.spectra],
         "loss": record.loss,
         "size": record.data_size,
-        "prior": posterior.block_prior(posterior.groups()[0]).delta,
+        "prior": posterior.block_prior(posterior.curvature.groups[0]).delta,
         "scale": posterior.data_scale,
         "noise": record.noise,
         "options": repr(posterior.curvature.options),
@@ -357,11 +358,17 @@ def checkpoints(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         raise OSError("the disk went away")
 
     broken = Breaking(mine, 3 if rank == 1 else None, stop)
-    said = words(lambda: whence.laplace(model, broken, checkpoint=path, checkpoint_every=0.0, **options))
+    said = words(
+        lambda: whence.laplace(
+            model, broken, execution=whence.Execution(checkpoint=path, checkpoint_every=0.0), **options
+        )
+    )
     dist.barrier()
     files = sorted(p.name for p in Path(folder).iterdir())
     dist.barrier()
-    again = whence.laplace(model, Breaking(mine, None, stop), checkpoint=path, checkpoint_every=0.0, **options)
+    again = whence.laplace(
+        model, Breaking(mine, None, stop), execution=whence.Execution(checkpoint=path, checkpoint_every=0.0), **options
+    )
     dist.barrier()
     left = sorted(p.name for p in Path(folder).iterdir())
     same = torch.equal(plain.covariance(), again.covariance()) and plain.record == again.record
@@ -403,13 +410,14 @@ def run(rank: int, ranks: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     timeout = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timeout)
-    Path(folder, "checkpoints").mkdir(exist_ok=True)
+    for name in ("checkpoints", "seeds"):
+        Path(folder, name).mkdir(exist_ok=True)
     jobs: list[Callable[[], Any]] = [lambda: four(rank, ranks), lambda: lost(rank, ranks)]
     names = ["four", "lost"]
     if ranks == 2:
-        names = ["fits", "tuned", "more_data", "orders", "wrapped", "spread", "failures", "checkpoints"]
-        jobs = [lambda n=n: globals()[n](rank, ranks) for n in names[:-1]]
-        jobs.append(lambda: checkpoints(rank, ranks, f"{folder}/checkpoints"))
+        names = ["fits", "tuned", "more_data", "orders", "wrapped", "spread", "failures", "checkpoints", "seeds"]
+        jobs = [lambda n=n: globals()[n](rank, ranks) for n in names[:-2]]
+        jobs += [lambda n=n: globals()[n](rank, ranks, f"{folder}/{n}") for n in names[-2:]]
     for name, job in zip(names, jobs, strict=True):
         try:
             found = job()

@@ -19,6 +19,10 @@ def dense_network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
+def small_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+
+
 def shared_network() -> nn.Module:
     """Positions, a layer that is called twice, and normalisation, which has rows of its own."""
 

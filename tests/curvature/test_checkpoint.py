@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import whence
+from tests.curvature import distributed_seeds as small
+from tests.curvature.distributed_seeds import Batches, Killed
 from tests.curvature.distributed_work import Breaking, examples
+from tests.processes import process
 from whence.errors import BadData, BadFile, BadOption, Notice
-
-ROOT = Path(__file__).parent.parent.parent
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "kron": ("conv2d", {"structure": "kron"}),
@@ -38,27 +38,6 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "thin": ("mlp", {"structure": "ekfac", "max_factor": 5}),
     "no_rule": ("bare_parameters", {"structure": "kron"}),
 }
-
-
-class Killed(BaseException):
-    """Nothing catches it on the way."""
-
-
-class Batches:
-    """Data that are killed before the ``at``-th batch of all passes together; counts what it gives."""
-
-    def __init__(self, data: list[Any], at: int | None = None) -> None:
-        self.data, self.at, self.given = data, at, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.data:
-            if self.given == self.at:
-                raise Killed
-            self.given += 1
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self.data)
 
 
 def setting(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], dict[str, Any]]:
@@ -96,7 +75,7 @@ def test_a_killed_fit_goes_on(name: str, at: int, tmp_path: Path) -> None:
     torch.manual_seed(5)
     wanted = quiet(model, batches, **options)
     path = tmp_path / "fit.safetensors"
-    file = {"checkpoint": path, "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=path, checkpoint_every=0)}
     torch.manual_seed(5)
     with pytest.raises(Killed):
         quiet(model, Batches(batches, at), **options, **file)
@@ -111,7 +90,7 @@ def test_a_killed_fit_goes_on(name: str, at: int, tmp_path: Path) -> None:
 
 def test_a_fit_can_be_killed_often(tmp_path: Path) -> None:
     model, batches, options = setting("ekfac")
-    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)}
     for at in (3, 5, 8, 4):  # twice in the first pass, twice in the second
         with pytest.raises(Killed):
             quiet(model, Batches(batches, at), **options, **file)
@@ -137,7 +116,7 @@ def test_what_was_counted_is_not_computed_again(tmp_path: Path) -> None:
     _, batches, options = setting("kfra")
     batches, options = batches[:5], {**options, "curvature": "ggn"}
     model = Counting()
-    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)}
 
     def calls(data: Any, **more: Any) -> int:
         Counting.calls = 0
@@ -152,10 +131,10 @@ def test_what_was_counted_is_not_computed_again(tmp_path: Path) -> None:
 
 def test_the_end_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails after the sums were complete (here the decomposition) costs no second pass."""
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.laplace.posterior import Laplace
 
     model, batches, options = setting("kron")
-    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)}
     with monkeypatch.context() as patch:
         patch.setattr(Laplace, "gaussians", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
@@ -171,8 +150,12 @@ def test_more_data_has_a_checkpoint(tmp_path: Path) -> None:
     first = quiet(model, batches[:2], **options)
     wanted = first.update(batches[2:])
     with pytest.raises(Killed):
-        first.update(Batches(batches[2:], 3), checkpoint=tmp_path / "more", checkpoint_every=0)
-    assert_bits(first.update(batches[2:], checkpoint=tmp_path / "more", checkpoint_every=0), wanted)
+        first.update(
+            Batches(batches[2:], 3), execution=whence.Execution(checkpoint=tmp_path / "more", checkpoint_every=0)
+        )
+    assert_bits(
+        first.update(batches[2:], execution=whence.Execution(checkpoint=tmp_path / "more", checkpoint_every=0)), wanted
+    )
 
 
 def test_members_have_files_of_their_own(tmp_path: Path) -> None:
@@ -180,7 +163,7 @@ def test_members_have_files_of_their_own(tmp_path: Path) -> None:
     other, _, _ = setting("kron")
     with torch.no_grad():
         next(other.parameters()).mul_(1.01)
-    file = {"checkpoint": tmp_path / "fit.safetensors", "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=tmp_path / "fit.safetensors", checkpoint_every=0)}
     with pytest.raises(Killed):
         whence.laplace_ensemble([model, other], Batches(batches, 9), **options, **file)
     assert [p.name for p in tmp_path.iterdir()] == ["fit.member1.safetensors"]
@@ -193,12 +176,16 @@ def test_it_says_that_it_goes_on_and_when_it_is_written(tmp_path: Path) -> None:
     model, batches, options = setting("kron")
     path = tmp_path / "fit.safetensors"
     with pytest.raises(Killed):
-        quiet(model, Batches(batches, 4), **options, checkpoint=path)  # a minute has not passed
+        quiet(
+            model, Batches(batches, 4), **options, execution=whence.Execution(checkpoint=path)
+        )  # a minute has not passed
     assert not path.exists()
     with pytest.raises(Killed):
-        quiet(model, Batches(batches, 4), **options, checkpoint=str(path), checkpoint_every=0)
-    with pytest.warns(Notice, match=r"going on from .*fit.safetensors: 4 batches of 'curvature' are counted"):
-        whence.laplace(model, batches, **options, checkpoint=path)
+        quiet(
+            model, Batches(batches, 4), **options, execution=whence.Execution(checkpoint=str(path), checkpoint_every=0)
+        )
+    with pytest.warns(Notice, match=r"resuming from .*fit.safetensors: 4 batches of 'curvature' are done"):
+        whence.laplace(model, batches, **options, execution=whence.Execution(checkpoint=path))
     assert not path.exists()
 
 
@@ -207,7 +194,7 @@ def broken_off(tmp_path: Path) -> tuple[nn.Module, list[Any], dict[str, Any], Pa
     """A fit that counts four batches of six."""
     model, batches, options = setting("kron")
     path = tmp_path / "fit.safetensors"
-    options |= {"checkpoint": path, "checkpoint_every": 0}
+    options |= {"execution": whence.Execution(checkpoint=path, checkpoint_every=0)}
     with pytest.raises(Killed):
         quiet(model, Batches(batches, 4), **options)
     return model, batches, options, path
@@ -218,7 +205,7 @@ Broken = tuple[nn.Module, list[Any], dict[str, Any], Path]
 
 def test_other_fits_are_refused(broken_off: Broken) -> None:
     model, batches, options, path = broken_off
-    with pytest.raises(BadFile, match=r"is of another fit: curvature was 'ggn' and is now 'mc'.*Delete the file"):
+    with pytest.raises(BadFile, match=r"belongs to another fit: curvature was 'ggn' and is now 'mc'.*Delete the file"):
         quiet(model, batches, **{**options, "curvature": "mc"})
     with pytest.raises(BadFile, match="another fit: the structure was"):
         quiet(model, batches, **{**options, "structure": "diag"})
@@ -247,12 +234,14 @@ def test_a_loader_that_shuffles_is_said(tmp_path: Path) -> None:
 
     model, batches, options = setting("kron")
     data = TensorDataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
-    with pytest.warns(Notice, match=r"the loader shuffles.*shuffle=False is surer"):
-        whence.laplace(model, DataLoader(data, 2, shuffle=True), checkpoint=tmp_path / "fit", **options)
+    with pytest.warns(Notice, match=r"the loader shuffles.*shuffle=False is safer"):
+        whence.laplace(
+            model, DataLoader(data, 2, shuffle=True), execution=whence.Execution(checkpoint=tmp_path / "fit"), **options
+        )
     seeded = DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
-        whence.laplace(model, seeded, checkpoint=tmp_path / "fit", **options)
+        whence.laplace(model, seeded, execution=whence.Execution(checkpoint=tmp_path / "fit"), **options)
 
 
 def test_data_that_end_early_are_refused(broken_off: Broken) -> None:
@@ -262,7 +251,7 @@ def test_data_that_end_early_are_refused(broken_off: Broken) -> None:
         def __len__(self) -> int:
             return 6
 
-    with pytest.raises(BadData, match=r"the data ended after 2 batches, and .* counts 4"):
+    with pytest.raises(BadData, match=r"the data ended after 2 batches, but .* counts 4"):
         quiet(model, Short(batches[:2]), **options)
 
 
@@ -271,9 +260,16 @@ def test_damaged_files_are_refused(broken_off: Broken) -> None:
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), b"", b"not safetensors at all"):
         path.write_bytes(damaged)
-        with pytest.raises(BadFile, match=r"(truncated|changed|not a readable).* remove the file to start afresh"):
+        with pytest.raises(BadFile, match=r"(truncated|changed|not a readable).* delete the file to start again"):
             quiet(model, batches, **options)
-    quiet(model, batches, **{**options, "checkpoint": None, "checkpoint_every": 60.0}).save(path)
+    quiet(
+        model,
+        batches,
+        **{
+            **options,
+            "execution": None,
+        },
+    ).save(path)
     with pytest.raises(BadFile, match=r"it is not the checkpoint of a fit\. Choose another name"):
         quiet(model, batches, **options)
     assert isinstance(whence.load(path, model), whence.Laplace)  # and is left as it was
@@ -281,14 +277,14 @@ def test_damaged_files_are_refused(broken_off: Broken) -> None:
 
 def test_another_generator_is_refused(tmp_path: Path) -> None:
     model, batches, options = setting("sampled")
-    options |= {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    options |= {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)}
 
     def generator(seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 
     with pytest.raises(Killed):
         quiet(model, Batches(batches, 4), generator=generator(1), **options)
-    with pytest.raises(BadFile, match="generator gave other numbers"):
+    with pytest.raises(BadFile, match="generator differs"):
         quiet(model, batches, generator=generator(2), **options)
     quiet(model, batches, generator=generator(1), **options)
 
@@ -298,20 +294,25 @@ def test_places_are_checked_before_any_work(tmp_path: Path, monkeypatch: pytest.
     for place, words in ((tmp_path / "none" / "fit", "folder .* is missing"), (tmp_path, "is a folder")):
         data = Batches(batches)
         with pytest.raises(BadFile, match=words):
-            quiet(model, data, **options, checkpoint=place)
+            quiet(model, data, **options, execution=whence.Execution(checkpoint=place))
         assert data.given == 0
     for every in (-1.0, float("nan"), True, "often"):
         with pytest.raises(BadOption, match="checkpoint_every"):
-            quiet(model, batches, **options, checkpoint=tmp_path / "fit", checkpoint_every=every)
-    with pytest.raises(BadOption, match="no meaning without checkpoint"):
-        quiet(model, batches, **options, checkpoint_every=1.0)
+            quiet(
+                model,
+                batches,
+                **options,
+                execution=whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=every),
+            )
+    with pytest.raises(BadOption, match="applies only with checkpoint"):
+        quiet(model, batches, **options, execution=whence.Execution(checkpoint_every=1.0))
     with pytest.raises(BadOption, match="pass the name of a file"):
-        quiet(model, batches, **options, checkpoint=3)
+        quiet(model, batches, **options, execution=whence.Execution(checkpoint=3))
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     data = Batches(batches)
-    with pytest.raises(BadFile, match=r"takes \d+ MiB, and 0 MiB are free"):
-        quiet(model, data, **options, checkpoint=tmp_path / "fit")
+    with pytest.raises(BadFile, match=r"needs \d+ MiB, but 0 MiB are free"):
+        quiet(model, data, **options, execution=whence.Execution(checkpoint=tmp_path / "fit"))
     assert data.given == 1
 
 
@@ -327,7 +328,9 @@ def test_a_disk_that_fills_up_does_not_end_a_fit(broken_off: Broken, monkeypatch
     monkeypatch.setattr(files, "save_file", full)
     with warnings.catch_warnings(record=True) as caught, pytest.raises(Killed):
         whence.laplace(model, Batches(batches, 5), **options)
-    assert any("No space left on device; the fit goes on without a newer checkpoint" in str(w.message) for w in caught)
+    assert any(
+        "No space left on device; the fit continues without a newer checkpoint" in str(w.message) for w in caught
+    )
     assert path.read_bytes() == before
 
 
@@ -356,26 +359,98 @@ def fit_slowly(folder: str, how: str) -> None:
         time.sleep(60)
 
     data = Breaking(batches, 4, end)
-    quiet(model, data, **options, checkpoint=Path(folder, "fit.safetensors"), checkpoint_every=0)
+    quiet(
+        model,
+        data,
+        **options,
+        execution=whence.Execution(checkpoint=Path(folder, "fit.safetensors"), checkpoint_every=0),
+    )
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_a_process_that_is_killed(how: str, tmp_path: Path) -> None:
-    code = f"from tests.curvature.test_checkpoint import fit_slowly; fit_slowly({str(tmp_path)!r}, {how!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    started = process(fit_slowly, str(tmp_path), how)
+    started.start()
     try:
         while how == "kill" and not (tmp_path / "here").exists():
-            assert process.poll() is None
+            assert started.is_alive()
             time.sleep(0.05)
         if how == "kill":
-            process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == (3 if how == "exit" else -signal.SIGKILL)
+            started.kill()
+        started.join(60)
+        assert started.exitcode == (3 if how == "exit" else -signal.SIGKILL)
     finally:
-        process.kill()
+        started.kill()
     path = tmp_path / "fit.safetensors"
     assert path.exists()
     model, batches, options = setting("ekfac")
-    with pytest.warns(Notice, match="4 batches of 'curvature' are counted"):
-        again = whence.laplace(model, batches, **options, checkpoint=path)
+    with pytest.warns(Notice, match="4 batches of 'curvature' are done"):
+        again = whence.laplace(model, batches, **options, execution=whence.Execution(checkpoint=path))
     assert_bits(again, quiet(model, batches, **options))
     assert not path.exists()
+
+
+class Examples(TensorDataset):
+    """Raises before example ``at`` of all passes is read."""
+
+    at: int | None = None
+    given = 0
+
+    def __getitem__(self, index: int) -> Any:
+        if self.given == self.at:
+            raise Killed
+        self.given += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize(("structure", "at"), [("ekfac", 18), ("lowrank", 30)])
+def test_a_seeded_shuffle_goes_on_in_a_later_stage(structure: str, at: int, default: bool, tmp_path: Path) -> None:
+    _, x, y = small.setting()
+    options: dict[str, Any] = {
+        "structure": structure,
+        "progress": False,
+        **({"rank": 5} if structure == "lowrank" else {}),
+    }
+
+    def loader(at: int | None) -> DataLoader:
+        data = Examples(x, y)
+        data.at = at
+        torch.manual_seed(4)
+        generator = None if default else torch.Generator().manual_seed(4)
+        return DataLoader(data, 2, shuffle=True, generator=generator)
+
+    def run(at: int | None, **more: Any) -> Tensor:
+        model, _, _ = small.setting()
+        data = loader(at)  # last, as it seeds torch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Notice)
+            return whence.laplace(model, data, likelihood="classification", **options, **more).covariance()
+
+    wanted, file = (
+        run(None),
+        {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)},
+    )
+    with pytest.raises(Killed):
+        run(at, **file)
+    assert torch.equal(run(None, **file), wanted)
+
+
+def squared(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda f, y: scale * (f - y).square().sum(-1)
+
+
+def test_a_checkpoint_of_another_custom_likelihood_is_refused(tmp_path: Path) -> None:
+    _, x, _ = small.setting()
+    parts = small.batches_of(x, torch.ones(12, 3, dtype=torch.float64))
+    options: dict[str, Any] = {
+        "structure": "kron",
+        "execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0),
+    }
+    with pytest.raises(Killed):
+        small.fitted(Batches(parts, 3), likelihood=whence.Custom(squared(0.5)), **options)
+    with pytest.raises(BadFile, match="values of the likelihood"):
+        small.fitted(parts, likelihood=whence.Custom(squared(0.6)), **options)
+    again = small.fitted(parts, likelihood=whence.Custom(squared(0.5)), **options)
+    wanted = small.fitted(parts, likelihood=whence.Custom(squared(0.5)), structure="kron")
+    assert torch.equal(again.covariance(), wanted.covariance())

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 
 import whence
 from tests.comparison import assert_close
 from tests.curvature import distributed_work as work
-from whence.curvature.distributed import Ranks, Share
+from tests.processes import process
+from whence.engine.ranks import Ranks, WorkSharing
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
 
@@ -46,15 +47,13 @@ def found_by(ranks: int, temporary: pytest.TempPathFactory) -> Found:
 def start(ranks: int, folder: Path) -> None:
     """Run the processes to their end."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    context = multiprocessing.get_context("forkserver")  # torch is imported once for all of them
-    context.set_forkserver_preload([work.__name__])
-    processes = [context.Process(target=work.run, args=(rank, ranks, str(folder))) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(180)
-        if process.is_alive():
-            process.kill()
+    started = [process(work.run, rank, ranks, str(folder)) for rank in range(ranks)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join(180)
+        if one.is_alive():
+            one.kill()
 
 
 def read(ranks: int, folder: Path) -> Found:
@@ -146,7 +145,7 @@ def test_wrapped_networks(two: Found) -> None:
         assert set(before) == set(after) == {"DTensor"}
         assert copied is nn.Sequential
         assert "a sharded network is True on rank 1 and False on rank 0" in found["one of them"]
-        assert "UnsupportedLayer: the weights of '0' (Linear) are spread over processes" in found["loose"]
+        assert "UnsupportedLayer: the weights of '0' (Linear) are sharded over processes" in found["loose"]
         assert "get_model_state_dict" in found["loose"]
 
 
@@ -185,34 +184,38 @@ def test_comparisons_are_the_same(two: Found) -> None:
         (
             "label",
             "BadData: batch 1",
-            "RankFailed: rank 1 failed, so that this one (rank 0) stops too: BadData: batch 1",
+            "RankFailed: rank 1 failed, so this rank (0) stops too: BadData: batch 1",
         ),
         ("bad option", "BadOption: draws=0", "RankFailed: rank 1 failed"),
         (
             "predicate",
             "RuntimeError: a predicate",
-            "RankFailed: rank 1 failed, so that this one (rank 0) stops too: Run",
+            "RankFailed: rank 1 failed, so this rank (0) stops too: Run",
         ),
-        ("sampler", "BadOption: the DistributedSampler is for rank 0 of 3, and this is rank", "BadOption"),
-        ("collate", "BadData: batch 0 holds 4 examples where the DistributedSampler gave 2", "BadData"),
-        ("validation part", "BadOption: validation comes through a DistributedSampler", "BadOption"),
+        ("sampler", "BadOption: the DistributedSampler is for rank 0 of 3, but this is rank", "BadOption"),
+        ("collate", "BadData: batch 0 has 4 examples where the DistributedSampler gave 2", "BadData"),
+        ("validation part", "BadOption: validation uses a DistributedSampler", "BadOption"),
         ("group", "BadOption: process_group='nccl' is neither", "BadOption: process_group='nccl' is neither"),
         (
             "notice",
-            "RuntimeError: DistributedSampler(drop_last=True) leaves out 1 of 11 examples",
+            "RuntimeError: DistributedSampler(drop_last=True) drops 1 of 11 examples",
             "RuntimeError: Dist",
         ),
         (
             "own sampler",
-            "RuntimeError: 11 examples do not divide by 2 ranks, and Own does not deal",
+            "RuntimeError: 11 examples do not divide by 2 ranks, and Own is not a sampler",
             "RuntimeError: 11",
         ),
         (
             "dropped",
-            "RuntimeError: the loader's drop_last=True leaves out 2 examples of each rank",
+            "RuntimeError: the loader's drop_last=True drops 2 examples of each rank",
             "RuntimeError: the",
         ),
-        ("unsaid", "RuntimeError: the DistributedSampler gives this process one of 2 parts", "RuntimeError: the Dist"),
+        (
+            "unsaid",
+            "RuntimeError: the DistributedSampler gives this process only one of 2 parts",
+            "RuntimeError: the Dist",
+        ),
     ],
 )
 def test_a_rank_that_fails_stops_all(two: Found, name: str, own: str, others: str) -> None:
@@ -226,19 +229,19 @@ def test_a_rank_that_fails_stops_all(two: Found, name: str, own: str, others: st
     ("name", "words"),
     [
         ("empty", "EmptyData: rank 1 got no data"),
-        ("weights", "RanksDiffer: the ranks of the process group do not do the same: the hash of the weights is '"),
+        ("weights", "RanksDiffer: the ranks of the process group differ: the hash of the weights is '"),
         ("dtype", "'[5, 4] torch.float32' for '0.weight' on rank 1 and '[5, 4] torch.float64' on rank 0"),
         ("architecture", "the network is "),
         ("option", "structure is 'diag' on rank 1 and 'kron' on rank 0"),
         ("prior", "prior_precision is 2.0 on rank 1 and 1.0 on rank 0"),
         (
             "selection",
-            "RanksDiffer: the ranks of the process group do not do the same: the choice of weights is None for",
+            "RanksDiffer: the ranks of the process group differ: the choice of weights is None for",
         ),
         ("seed", "the data's sampler is (1, 0) for 'order (seed, epoch)' on rank 1 and (0, 0) on rank 0"),
-        ("validation", "RanksDiffer: the ranks of the process group do not do the same: the validation data score"),
-        ("member", "RanksDiffer: the ranks of the process group do not do the same: the hash of the first weights is"),
-        ("methods", "RanksDiffer: the ranks of the process group do not do the same: the options is (0,"),
+        ("validation", "RanksDiffer: the ranks of the process group differ: the validation score"),
+        ("member", "RanksDiffer: the ranks of the process group differ: the hash of the first weights is"),
+        ("methods", "RanksDiffer: the ranks of the process group differ: the options is (0,"),
         ("after all", "no error"),
     ],
 )
@@ -290,8 +293,34 @@ def test_jobs_are_shared_out_evenly() -> None:
     ranks = Ranks()
     ranks.size = 3
     costs = [1.0, 8.0, 27.0, 8.0, 8.0, 1.0, 1.0]
-    owners = Share(ranks).assign(costs)
+    owners = WorkSharing(ranks).assign(costs)
     loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(3)]
     assert max(loads) == 27.0
     assert sorted(loads) == [11.0, 16.0, 27.0] or sorted(loads) == [10.0, 17.0, 27.0]
-    assert Share(ranks).assign([]) == []
+    assert WorkSharing(ranks).assign([]) == []
+
+
+@pytest.mark.parametrize("name", ["lost 0", "lost 1", "per rank"])
+def test_a_sampled_fisher_goes_on_with_any_rank_s_file(name: str, two: Found) -> None:
+    for found in of(two, "seeds"):
+        case = found[name]
+        assert case["files"] == 2
+        assert isinstance(case["got"], torch.Tensor), case["got"]
+        assert torch.equal(case["got"], case["wanted"])
+
+
+def test_another_generator_or_another_fit_is_refused(two: Found) -> None:
+    for found in of(two, "seeds"):
+        assert found["others"]["got"].startswith("BadFile") and "generator differs" in found["others"]["got"]
+        assert found["differ"].startswith("BadFile") and "several fits" in found["differ"]
+
+
+def test_what_cannot_be_pickled_stops_all_ranks(two: Found) -> None:
+    assert of(two, "seeds")[0]["unpicklable"].startswith("BadData") and "pickle" in of(two, "seeds")[0]["unpicklable"]
+    assert of(two, "seeds")[1]["unpicklable"].startswith("RankFailed") and "lock" in of(two, "seeds")[1]["unpicklable"]
+    for found in of(two, "seeds"):
+        assert found["sent"]["n"] == 2 and found["sent"]["x"].tolist() == [0, 1, 2]
+
+
+def test_the_output_shape_is_that_of_a_rank_with_targets(two: Found) -> None:
+    assert [found["ignored"] for found in of(two, "seeds")] == [(3,), (3,)]

@@ -15,7 +15,7 @@ from torch import nn
 import whence
 from tests.comparison import assert_close
 from tests.curvature import distributed_work as work
-from tests.curvature.test_checkpoint import Batches, Killed
+from tests.curvature.distributed_seeds import Batches, Killed
 from whence.errors import BadOption
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -75,7 +75,7 @@ def test_a_killed_fit_goes_on_there(name: str, tmp_path: Path) -> None:
 
     model, batches, options = setting(name)
     options |= {"device": "cuda"}
-    file = {"checkpoint": tmp_path / "fit", "checkpoint_every": 0}
+    file = {"execution": whence.Execution(checkpoint=tmp_path / "fit", checkpoint_every=0)}
     with pytest.raises(Killed):
         quiet(model, Batches(batches, 4), **options, **file)
     again = quiet(model, batches, **options, **file)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import whence
 from tests.comparison import assert_close
 from tests.curvature.running_out import Failing
-from whence import replay
-from whence.checks import Watch
 from whence.curvature import graphs, sweep
-from whence.curvature.graphs import Graphs
+from whence.curvature.graphs import BatchGraphs
+from whence.engine import graphs as replay
+from whence.engine.checks import DeferredChecks
 
 Step = Callable[[], None]
 
@@ -23,18 +23,18 @@ Step = Callable[[], None]
 class Stand:
     """Makes graphs that behave like those of a GPU: capturing executes nothing, replaying leaves the host alone."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Graphs], None] | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[BatchGraphs], None] | None = None) -> None:
         self.replays = self.captures = 0
         self.spoil = spoil
-        monkeypatch.setattr(graphs, "wanted", lambda s: s.options.cuda_graphs)
+        monkeypatch.setattr(graphs, "wanted", lambda s: s.options.execution.cuda_graphs)
         monkeypatch.setattr(replay, "BUSY", 1e9)
-        monkeypatch.setattr(graphs, "Graphs", self.make)
+        monkeypatch.setattr(graphs, "BatchGraphs", self.make)
 
-    def make(self, owner: Any, total: int | None) -> Graphs:
-        made = Graphs(owner, total, lambda function, device: self.capture(made, function))
+    def make(self, owner: Any, total: int | None) -> BatchGraphs:
+        made = BatchGraphs(owner, total, lambda function, device: self.capture(made, function))
         return made
 
-    def capture(self, made: Graphs, function: Step) -> Step:
+    def capture(self, made: BatchGraphs, function: Step) -> Step:
         self.captures += 1
         sums = replay.copies(made._sums())
         function()
@@ -42,10 +42,10 @@ class Stand:
 
         def again() -> None:
             self.replays += 1
-            host, size = replay.copies(made._host()), made.sweep.recorder.size
+            host, size = replay.copies(made._host()), made.sweep.record.size
             function()
             replay.restore(made._host(), host)
-            made.sweep.recorder.size = size
+            made.sweep.record.size = size
             if self.spoil is not None:
                 self.spoil(made)
 
@@ -113,7 +113,7 @@ def test_labels_that_do_not_count_change_the_shape(monkeypatch: pytest.MonkeyPat
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch)
-    fit(batches(), cuda_graphs=False)
+    fit(batches(), execution=whence.Execution(cuda_graphs=False))
     assert not stand.captures
 
 
@@ -133,7 +133,7 @@ def test_what_keeps_the_device_busy_is_not_captured(monkeypatch: pytest.MonkeyPa
 def test_a_graph_that_adds_something_else_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = fit(batches())
 
-    def spoil(made: Graphs) -> None:
+    def spoil(made: BatchGraphs) -> None:
         made._sums()[0] += 1.0
 
     stand = Stand(monkeypatch, spoil)
@@ -148,7 +148,7 @@ def test_what_is_executed_instead_of_captured_is_not_taken_for_a_graph(monkeypat
     plain = fit(batches())
     stand = Stand(monkeypatch)
 
-    def execute(_made: Graphs, function: Step) -> Step:
+    def execute(_made: BatchGraphs, function: Step) -> Step:
         stand.captures += 1
         function()
         return lambda: None
@@ -174,19 +174,19 @@ def test_what_cannot_be_captured_goes_the_plain_way(monkeypatch: pytest.MonkeyPa
     plain = fit(batches())
     stand = Stand(monkeypatch)
 
-    def refuse(_made: Graphs, function: Step) -> Step:
+    def refuse(_made: BatchGraphs, function: Step) -> Step:
         function()  # the host has counted when the device refuses
         replay.restore(_made._sums(), kept[0])
         raise RuntimeError("operation not permitted when stream is capturing")
 
     kept: list[list[Tensor]] = []
-    attempt = Graphs._attempt
+    attempt = BatchGraphs._capture
 
-    def watched(self: Graphs, piece: Any) -> Any:
+    def watched(self: BatchGraphs, piece: Any) -> Any:
         kept[:] = [replay.copies(self._sums())]
         return attempt(self, piece)
 
-    monkeypatch.setattr(Graphs, "_attempt", watched)
+    monkeypatch.setattr(BatchGraphs, "_capture", watched)
     monkeypatch.setattr(stand, "capture", refuse)
     ours = fit(batches())
     assert_close(ours.covariance(), plain.covariance(), 1e-12)
@@ -195,7 +195,7 @@ def test_what_cannot_be_captured_goes_the_plain_way(monkeypatch: pytest.MonkeyPa
 
 def test_a_bad_label_in_a_replayed_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch)
-    monkeypatch.setattr(sweep, "Watch", lambda: Watch(gather_on_cpu=True))
+    monkeypatch.setattr(sweep, "DeferredChecks", lambda: DeferredChecks(on_cpu=True))
     data = batches()
     data[12] = (data[12][0], torch.tensor([0, 1, 9, 2, 3]))
     with pytest.raises(whence.errors.BadData, match="batch 12: class label 9 is out of range"):
@@ -203,7 +203,7 @@ def test_a_bad_label_in_a_replayed_batch_is_named(monkeypatch: pytest.MonkeyPatc
     assert stand.replays > 5
     data = batches()
     data[11][0][1, 0, 2, 2] = torch.nan
-    with pytest.raises(whence.errors.BadData, match="batch 11 hold"):
+    with pytest.raises(whence.errors.BadData, match="batch 11 contain"):
         fit(data)
 
 

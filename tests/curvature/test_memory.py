@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -11,27 +10,27 @@ from torch import Tensor, nn
 
 import whence
 from tests.curvature.running_out import FULL, Failing, assert_same, data, dense_network, fitted, shared_network
-from whence.curvature import accumulate, memory, sweep
-from whence.curvature.affine import Affine
-from whence.curvature.capture import Pass
-from whence.curvature.jacobian import Gradients, Recording
-from whence.curvature.memory import Needs, Room, needs
-from whence.curvature.plan import Plan
-from whence.curvature.record import Recorder
-from whence.errors import Notice, TooLarge, WhenceError, is_out_of_memory
-from whence.predictive import linearised, sampled
+from whence.curvature import dense, diagonals, fit, kfac, needs, sweep
+from whence.curvature.needs import Needs
+from whence.curvature.result import RecordSums
+from whence.engine import memory
+from whence.errors import Notice, TooLarge
+from whence.recording.calls import Recording
+from whence.recording.gradients import Gradients
+from whence.recording.plan import Plan
+from whence.recording.recorder import Pass
 
 PLACES: dict[str, tuple[Any, str]] = {
     "forward": (Plan, "record"),
-    "record": (Recorder, "add"),
-    "quality": (Recorder, "_quality"),
+    "record": (RecordSums, "add"),
+    "quality": (whence.Categorical, "quality"),
     "columns": (sweep, "columns_for"),
     "backward": (Recording, "differentiate"),
-    "inputs": (Affine, "gram"),
-    "factors": (accumulate, "gram_of_positions"),
+    "inputs": (kfac, "_add_gram"),
+    "factors": (kfac, "gram_of_positions"),
     "rows": (Gradients, "rows"),
-    "squares": (accumulate, "matrix_squares"),
-    "products": (accumulate, "gram"),
+    "squares": (diagonals, "matrix_squares"),
+    "products": (dense, "gram"),
 }
 STRUCTURES = [
     {"structure": "kron"},
@@ -46,9 +45,11 @@ STRUCTURES = [
 
 
 @pytest.mark.parametrize("options", STRUCTURES, ids=lambda o: "-".join(map(str, o.values())))
-def test_sums_are_right_wherever_memory_runs_out(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_right_wherever_memory_runs_out(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, set_sizes: Any
+) -> None:
     network = shared_network()
-    monkeypatch.setattr(sweep, "CPU_COLUMNS", 1)  # one column at a time, so that halving reaches the examples
+    set_sizes(columns=1)  # one column at a time, so that halving reaches the examples
     torch.manual_seed(3)
     undisturbed = fitted(network, **options)
     monkeypatch.setattr(memory, "release", lambda device: None)  # there is nothing to hand back
@@ -81,7 +82,7 @@ def test_columns_are_halved_until_they_fit(structure: str, fits: int, monkeypatc
 
     monkeypatch.setattr(Pass, "backward", limited)
     monkeypatch.setattr(Plan, "confirm", lambda *_: None)
-    with pytest.warns(Notice, match=r"ran out of memory and went on with \d root columns? \(not 8\) at a time"):
+    with pytest.warns(Notice, match=r"ran out of memory and continued with \d root columns? \(not 8\) at a time"):
         found = whence.laplace(network, data(), likelihood="classification", structure=structure, progress=False)
     assert_same(found, undisturbed)
     assert len(failures) <= 3, "what was found out on the first batch holds for the others"
@@ -92,11 +93,11 @@ def test_examples_are_halved_where_columns_do_not_help(monkeypatch: pytest.Monke
     undisturbed = fitted(network)
     record, sizes = Plan.record, []
 
-    def limited(self: Plan, inputs: Any, size: int, keep_graph: bool = False) -> Recording:
+    def limited(self: Plan, inputs: Any, size: int, keep_graph: bool = False, fused: bool = False) -> Recording:
         sizes.append(size)
         if size > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-        return record(self, inputs, size, keep_graph)
+        return record(self, inputs, size, keep_graph, fused)
 
     monkeypatch.setattr(Plan, "record", limited)
     with pytest.warns(Notice, match=r"with 1 example \(not 6\) at a time"):
@@ -109,7 +110,7 @@ def test_one_example_that_does_not_fit_is_said_with_its_layers(monkeypatch: pyte
     def never(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(accumulate, "gram_of_positions", never)
+    monkeypatch.setattr(kfac, "gram_of_positions", never)
     with pytest.raises(TooLarge, match="one example with one root column does not fit") as caught:
         fitted(dense_network())
     for word in (
@@ -126,131 +127,9 @@ def test_other_errors_are_not_mistaken_for_memory(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any) -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr(accumulate, "gram_of_positions", broken)
+    monkeypatch.setattr(kfac, "gram_of_positions", broken)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         fitted(dense_network())
-
-
-@pytest.mark.parametrize(
-    ("error", "wanted"),
-    [
-        (FULL, True),
-        (MemoryError(), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (TooLarge("out of memory, said in words"), False),
-        (WhenceError("out of memory"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_what_counts_as_out_of_memory(error: Exception, wanted: bool) -> None:
-    assert is_out_of_memory(error) is wanted
-
-
-def test_room_halves_columns_then_examples() -> None:
-    room = Room()
-    assert room.shrink(8, 5) and (room.examples, room.columns) == (None, 2)
-    assert room.shrink(8, 2) and room.columns == 1
-    assert room.shrink(8, 1) and room.examples == 4
-    assert room.shrink(1, 2)
-    assert not room.shrink(1, 1)
-
-
-# Predictions
-
-
-def predictor() -> Any:
-    return fitted(dense_network())
-
-
-def test_linearised_predictions_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    posterior, x = predictor(), torch.randn(11, 4, dtype=torch.float64)
-    whole = posterior.predict(x)
-    record, sizes = linearised.record, []
-
-    def limited(one: Any, inputs: Tensor) -> Any:
-        sizes.append(len(inputs))
-        if len(inputs) > 3:
-            raise torch.OutOfMemoryError(str(FULL))
-        return record(one, inputs)
-
-    monkeypatch.setattr(linearised, "record", limited)
-    with pytest.warns(Notice, match=r"the prediction ran out of memory"):
-        halved = posterior.predict(x)
-    torch.testing.assert_close(halved.probs, whole.probs, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(halved.logit_cov, whole.logit_cov, rtol=1e-12, atol=1e-12)
-    sizes.clear()
-    posterior.predict(x)
-    assert max(sizes) <= 3, "what fits is known by then"
-
-
-def test_tuning_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    posterior, validation = predictor(), data(2)
-    wanted = posterior.tune(validation, progress=False)
-    record = linearised.record
-
-    def limited(one: Any, inputs: Tensor) -> Any:
-        if len(inputs) > 2:
-            raise torch.OutOfMemoryError(str(FULL))
-        return record(one, inputs)
-
-    monkeypatch.setattr(linearised, "record", limited)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)
-        found = posterior.tune(validation, progress=False)
-    assert found.prior_precision == wanted.prior_precision
-    assert abs(found.tuning.score - wanted.tuning.score) < 1e-12
-
-
-def test_one_input_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> None:
-        raise torch.OutOfMemoryError(str(FULL))
-
-    posterior = predictor()
-    monkeypatch.setattr(linearised, "record", never)
-    with pytest.raises(TooLarge, match=r"of one input does not fit .* method='sampled'"):
-        posterior.predict(torch.randn(3, 4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("draws", "inputs"), [(3, 99), (1, 2), (99, 4)])
-def test_sampled_predictions_take_fewer_draws_then_fewer_inputs(
-    draws: int, inputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    posterior, x = predictor(), torch.randn(9, 4, dtype=torch.float64)
-    fixed = posterior.draw(10, generator=torch.Generator().manual_seed(0))
-    whole = fixed.outputs(x)
-    together = sampled.torch.func.vmap
-
-    def vmap(function: Any, in_dims: Any) -> Any:
-        run = together(function, in_dims=in_dims)
-
-        def limited(params: dict[str, Tensor], piece: Tensor) -> Tensor:
-            if len(next(iter(params.values()))) > draws or len(piece) > inputs:
-                raise torch.OutOfMemoryError(str(FULL))
-            return run(params, piece)
-
-        return limited
-
-    monkeypatch.setattr(sampled.torch.func, "vmap", vmap)
-    with pytest.warns(Notice, match="draw|example"):
-        found = fixed[:].outputs(x)
-    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
-
-
-def test_draws_that_do_not_fit_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    posterior = predictor()
-
-    def never(*_: Any, **__: Any) -> Tensor:
-        raise MemoryError
-
-    monkeypatch.setattr(torch, "randn", never)
-    with pytest.raises(TooLarge, match=r"0: 1000 draws of its 30 weights take 0.2 MiB, .*num_samples"):
-        posterior.sample(1000)
 
 
 # What is needed
@@ -260,22 +139,22 @@ def test_draws_that_do_not_fit_are_said(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_estimate_is_what_is_kept(options: dict[str, Any]) -> None:
     posterior = fitted(shared_network(), **options)
     for (gaussian, blocks), structure in zip(posterior.gaussians(), posterior.curvature.structures, strict=True):
-        found = needs(blocks[0], 8)
+        found = needs.needs(blocks[0], 8)
         held = sum(t.numel() * t.element_size() for k, t in structure.tensors().items() if k != "count")
         if structure.kind == "ekfac":
-            assert found.kept >= held
+            assert found.stored >= held
             continue
         assert 0 <= found.sums - held <= 8 * sum(blocks[0].native), "the sums, and the ends of thin factors"
         kept = [v for v in vars(gaussian.spectral).values() if isinstance(v, Tensor)]
         if structure.kind != "diag":
             assert found.decomposition == pytest.approx(sum(t.numel() * 8 for t in kept), rel=0.2)
-        assert posterior.structures[blocks[0].name].memory == found.kept
+        assert posterior.structures[blocks[0].name].memory == found.stored
 
 
 def test_too_little_memory_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda device: 1000)
-    monkeypatch.setattr(sweep, "run", None)
-    with pytest.raises(TooLarge, match=r"needs .* and cpu has .* left") as caught:
+    monkeypatch.setattr(fit, "sum_over_data", None)
+    with pytest.raises(TooLarge, match=r"needs .* and cpu has .* free") as caught:
         fitted(dense_network())
     for word in ("0 (Linear, factors of 6 outputs and 5 inputs)", "layers=", "max_factor", "offload", "'diag'"):
         assert word in str(caught.value)
@@ -283,6 +162,6 @@ def test_too_little_memory_is_said_before_any_work(monkeypatch: pytest.MonkeyPat
 
 def test_offloading_needs_less_on_the_device() -> None:
     blocks = fitted(shared_network()).blocks
-    assert memory.total(blocks, True, 4) < memory.total(blocks, False, 4)
-    assert Needs(3, 4).kept == 7
+    assert needs.total(blocks, True, 4) < needs.total(blocks, False, 4)
+    assert Needs(3, 4).stored == 7
     assert (memory.available(torch.device("cpu")) or 1) > 0

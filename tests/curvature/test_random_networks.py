@@ -119,13 +119,13 @@ COMMON = {
 }
 
 
-@settings(max_examples=40, **COMMON)
+@settings(max_examples=16, **COMMON)
 @given(dense_networks())
 def test_dense(case: Case) -> None:
     compare(case)
 
 
-@settings(max_examples=40, **COMMON)
+@settings(max_examples=16, **COMMON)
 @given(conv_networks())
 def test_convolutional(case: Case) -> None:
     compare(case)

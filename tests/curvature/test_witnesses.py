@@ -8,7 +8,7 @@ from torch import nn
 
 import whence
 from tests.comparison import assert_close
-from whence.posteriors.covariance import network_order
+from whence.posteriors.laplace.covariance import network_order
 
 backpack = pytest.importorskip("backpack")
 curvlinops = pytest.importorskip("curvlinops")

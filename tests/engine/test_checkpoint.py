@@ -40,7 +40,7 @@ def test_others_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(BadFile, match="digest"):
         CheckpointFile(path, "training").read()
     monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    with pytest.raises(BadFile, match="another version of whence"):
+    with pytest.raises(BadFile, match="a different version of whence"):
         CheckpointFile(path, "training").read()
     path.write_bytes(b"no")
     with pytest.raises(BadFile, match="not a readable safetensors file"):
@@ -50,7 +50,7 @@ def test_others_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_places_are_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadFile, match=r"cannot write the checkpoint .* is missing"):
         CheckpointFile.at(tmp_path / "missing" / "c", "fit")
-    with pytest.raises(BadFile, match=r"the checkpoint of a fit is a file, and .* is a folder"):
+    with pytest.raises(BadFile, match=r"the checkpoint of a fit must be a file, but .* is a folder"):
         CheckpointFile.at(tmp_path, "fit")
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("U", (), {"free": 10})())
     with pytest.raises(BadFile, match="MiB are free"):

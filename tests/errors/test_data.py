@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from tests.errors.watch import Busy, batches, data, mlp, refuse, refused
-from whence.errors import BadData
+from whence.errors import BadData, Notice
 
 TWICE = ("ekfac", "lowrank")
 
@@ -20,7 +22,7 @@ TWICE = ("ekfac", "lowrank")
 def test_inputs_not_finite(bad: float) -> None:
     x, y = data()
     x[17, 1] = bad
-    refuse(Busy(), batches(x, y), BadData, "inputs", "batch 2", "1 value", "nan or infinite", "clean")
+    refuse(Busy(), batches(x, y), BadData, "inputs", "batch 2", "1 NaN or infinite value", "nan or infinite", "clean")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -44,7 +46,9 @@ def test_outputs_not_finite(structure: str) -> None:
     x, y = data()
     x = x.abs() + 0.1
     x[20, 0] = 0.0
-    refuse(Log(), batches(x, y), BadData, "outputs", "batch 2", "3 value", "network", structure=structure)
+    refuse(
+        Log(), batches(x, y), BadData, "outputs", "batch 2", "3 NaN or infinite value", "network", structure=structure
+    )
 
 
 def test_weights_not_finite() -> None:
@@ -193,3 +197,37 @@ def test_network_that_mixes_up_the_example_dimension() -> None:
 
     given = (torch.randn(24, 4), torch.randn(24, 3))
     refuse(Flat(), given, BadData, "8 examples", "[24, 1]", "first dimension", likelihood="regression")
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double(), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+
+
+def test_an_error_of_the_data_is_not_blamed_on_a_layer() -> None:
+    model, x, y = network()
+
+    class Breaks:
+        def __iter__(self) -> Any:
+            yield x, y
+            raise RuntimeError("disk gone")
+
+    with pytest.raises(RuntimeError, match=r"^disk gone$"):
+        whence.laplace(model, Breaks(), likelihood="classification", structure="lowrank")
+
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(12) % 3
+
+
+def fit(model: nn.Module, x: Any = X, y: Tensor = Y, **options: Any) -> whence.Laplace:
+    options = {"likelihood": "classification", "progress": False} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return whence.laplace(model, (x, y), **options)
+
+
+def test_a_network_that_fails_says_on_what() -> None:
+    model = nn.Sequential(nn.Linear(5, 3)).double()
+    with pytest.raises(BadData, match=r"failed on inputs \(\[12, 4\] float64\) with RuntimeError: mat1 and mat2"):
+        fit(model)

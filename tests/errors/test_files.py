@@ -45,7 +45,7 @@ def test_not_safetensors(saved: tuple[Path, nn.Module]) -> None:
 def test_safetensors_of_someone_else(saved: tuple[Path, nn.Module]) -> None:
     path, model = saved
     save_file({"a": torch.zeros(3)}, str(path))
-    with refused(BadFile, str(path), "not one that whence wrote", model=model):
+    with refused(BadFile, str(path), "was not written by whence", model=model):
         whence.load(path, model)
 
 

@@ -130,3 +130,21 @@ def test_weight_that_does_not_reach_the_output_is_noticed() -> None:
 
     (said,) = notices(lambda: whence.laplace(Spare(), data(), likelihood="classification"))
     assert "spare.weight, spare.bias do not reach the output" in said
+
+
+def classes(count: int = 24) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.arange(count) % 2
+
+
+def test_a_forward_pass_without_gradients_is_refused() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    with pytest.raises(whence.errors.NothingSelected, match="no_grad"):
+        whence.laplace(Frozen(), classes(), likelihood="classification")

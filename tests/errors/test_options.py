@@ -148,7 +148,7 @@ def test_data_scale(fitted: whence.Laplace, scale: float) -> None:
 )
 def test_an_option_without_a_part_is_told_of(options: dict[str, Any], home: str) -> None:
     name, value = list(options.items())[-1]
-    with pytest.warns(whence.errors.Notice, match=f"{name}={value} has no part in .*'{home}'"):
+    with pytest.warns(whence.errors.Notice, match=f"{name}={value} applies only to .*'{home}'"):
         whence.laplace(mlp(), data(), likelihood="classification", **options)
 
 
@@ -157,14 +157,14 @@ def test_an_option_without_a_part_is_told_of(options: dict[str, Any], home: str)
     [{"structure": "lowrank", "rank": 5}, {"max_factor": 2000}, {"curvature": "mc", "draws": 3}],
     ids=str,
 )
-def test_an_option_with_a_part_is_not(options: dict[str, Any]) -> None:
+def test_an_option_that_applies_gives_no_notice(options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         whence.laplace(mlp(), data(), likelihood="classification", **options)
 
 
 def test_draws_are_told_of_once() -> None:
-    with pytest.warns(whence.errors.Notice, match="draws=3 has no part"):
+    with pytest.warns(whence.errors.Notice, match="draws=3 applies only"):
         posterior = whence.laplace(mlp(), data(), likelihood="classification", draws=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -174,5 +174,5 @@ def test_draws_are_told_of_once() -> None:
 def test_draws_of_a_likelihood_are_its_own() -> None:
     likelihood = whence.Custom(lambda f, y: (f - y).square().sum(-1), sample=lambda f, g: f, draws=4)
     x, _ = data()
-    with pytest.warns(whence.errors.Notice, match="draws=3 has no part .*4 of its own"):
+    with pytest.warns(whence.errors.Notice, match="draws=3 applies only .*4 of its own"):
         whence.laplace(mlp(), (x, torch.randn(len(x), 3)), likelihood=likelihood, curvature="ggn", draws=3)

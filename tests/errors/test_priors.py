@@ -56,12 +56,12 @@ def test_prior_object() -> None:
 
 
 def test_unknown_layer() -> None:
-    parts = ("'tail'", "no layer", "first", "norm", "head")
+    parts = ("'tail'", "not a layer", "first", "norm", "head")
     refuse(Busy(), data(), BadOption, *parts, prior_precision={**LAYERS, "tail": 1.0})
 
 
 def test_layer_that_is_missing() -> None:
-    parts = ("says nothing", "head", "'*'")
+    parts = ("has no entry", "head", "'*'")
     refuse(Busy(), data(), BadOption, *parts, prior_precision={"first": 1.0, "norm": 1.0})
 
 

@@ -51,7 +51,7 @@ def test_link_of_weight_draws() -> None:
     with refused(BadOption, "joint=True", "linearised", "draw()"):
         fit().predict(X, method="sampled", joint=True)
     for more in ({"link": "probit"}, {"num_samples": 3}):
-        with pytest.raises(BadOption, match="link and num_samples have no part in it"):
+        with pytest.raises(BadOption, match="link and num_samples do not apply to a joint"):
             fit().predict(X, joint=True, **more)
     with pytest.raises(BadOption, match=r"num_samples=2\.5 is not a positive whole number"):
         fit().predict(X, num_samples=2.5)
@@ -101,7 +101,7 @@ def test_merge_of_what_differs() -> None:
     with refused(BadOption, "likelihood", "Categorical", "Bernoulli"):
         hot = nn.functional.one_hot(Y, 3).float()
         whence.merge(fit(model), whence.laplace(model, (X, hot), likelihood="binary"))
-    with refused(BadOption, "same selection"):
+    with refused(BadOption, "differ in network, selection"):
         whence.merge(fit(model), fit(model, layers="last"))
     with refused(BadOption, "merge", "str"):
         whence.merge(fit(model), "posterior")
@@ -111,7 +111,7 @@ def test_merge_of_two_masks() -> None:
     model = mlp()
     masks = [{"2.bias": torch.tensor(m)} for m in ([True, False, True], [True, True, False])]
     one, two = (fit(model, structure="full", layers=mask) for mask in masks)
-    with refused(BadOption, "same selection"):
+    with refused(BadOption, "differ in network, selection"):
         whence.merge(one, two)
 
 
@@ -140,12 +140,12 @@ def test_dense_outputs() -> None:
     model = nn.Conv1d(1, 3, 3, padding=1)
     x, y = torch.randn(6, 1, 5), torch.arange(30).reshape(6, 5) % 3
     posterior = whence.laplace(model, (x, y), likelihood="classification")
-    with refused(NotDefined, "linearised", "[N, C]", "method='sampled'", model=model):
-        posterior.predict(x, method="linearised")
-    with refused(BadOption, "dense outputs", "method='sampled'", model=model):
-        posterior.tune((x, y))
+    with refused(NotDefined, "dense outputs", "probes=", "num_samples=", model=model):
+        posterior.predict(x, method="linearised", probes="exact")
     with refused(NotDefined, "linearised", "[N, C]", model=model):
-        posterior.where(x)
+        posterior.predict(x, joint=True)
+    with refused(NotDefined, "dense outputs", "labels=", model=model):
+        posterior.where(x).by_class()
 
 
 def test_table_of_a_mask() -> None:
@@ -172,5 +172,6 @@ def test_batches_with_outputs_of_different_shapes() -> None:
     posterior = whence.laplace(Tokens(), loader, likelihood=whence.Categorical(class_dim=-1), progress=False)
     with refused(BadData, "[N, 3, 5]", "[N, 5, 5]", "one by one"):
         posterior.predict(loader)
-    with refused(NotDefined, "where", "[N, 3, 5]", "method='sampled'"):
-        posterior.where(loader[0][0])
+    with refused(BadData, "[N, 3, 5]", "[N, 5, 5]", "one by one"):
+        posterior.predict(loader, method="linearised")
+    assert posterior.where([ids for ids, _ in loader]).shares.variance.shape[0] == 8

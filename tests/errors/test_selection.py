@@ -27,8 +27,8 @@ def test_everything_frozen(layers) -> None:
 
 
 def test_empty_list() -> None:
-    refuse(Busy(), data(), NothingSelected, "layers=[]", "None means all", layers=[])
-    refuse(Busy(), data(), NothingSelected, "None means all", layers=())
+    refuse(Busy(), data(), NothingSelected, "layers=[]", "use None for all layers", layers=[])
+    refuse(Busy(), data(), NothingSelected, "use None for all layers", layers=())
 
 
 def test_predicate_that_chooses_none() -> None:
@@ -89,7 +89,7 @@ def test_subnetwork() -> None:
     posterior = whence.laplace(Busy(), data(), likelihood="classification", structure="diag")
     total = posterior.parameters
     for count in (0, -3, total + 1):
-        with refused(BadOption, f"count={count}", f"{total} weights"):
+        with refused(BadOption, f"count={count}", f"between 1 and {total:,}"):
             whence.subnetwork(posterior, count)
     with refused(BadOption, "'variancce'", "'variance'"):
         whence.subnetwork(posterior, 3, by="variancce")

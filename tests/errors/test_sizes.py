@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,6 @@ from torch import nn
 import whence
 from tests.errors.watch import Busy, data, mlp, refuse, refused
 from whence.errors import NotPositiveDefinite, TooLarge
-from whence.predictive import linearised
 
 
 def far_from_a_minimum() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -71,7 +72,7 @@ class Never:
 
 def test_memory_of_full() -> None:
     model = nn.Sequential(nn.Linear(170, 140), nn.Tanh(), nn.Linear(140, 2))  # 24,222 weights
-    parts = ("structure='full'", "24,222", "6.6 GiB", "limit 6 GiB", "'kron'", "'diag'", "'lowrank'", "layers='last'")
+    parts = ("structure='full'", "24,222", "6.6 GiB", "limit 6.0 GiB", "'kron'", "'diag'", "'lowrank'", "layers='last'")
     refuse(model, Never(), TooLarge, *parts, structure="full")
 
 
@@ -83,7 +84,8 @@ def test_memory_of_a_block() -> None:
 def test_memory_of_a_small_layer_of_a_large_network() -> None:
     model = nn.Sequential(nn.Linear(170, 140), nn.Tanh(), nn.Linear(140, 2))
     given = (torch.randn(4, 170), torch.tensor([0, 1, 0, 1]))
-    whence.laplace(model, given, likelihood="classification", structure="full", layers="last")
+    posterior = whence.laplace(model, given, likelihood="classification", structure="full", layers="last")
+    assert posterior.parameters == 282
 
 
 def test_backward_passes_of_a_hessian() -> None:
@@ -96,23 +98,23 @@ def test_dense_covariance() -> None:
     model = nn.Sequential(nn.Linear(170, 140), nn.Tanh(), nn.Linear(140, 2))
     given = (torch.randn(4, 170), torch.tensor([0, 1, 0, 1]))
     posterior = whence.laplace(model, given, likelihood="classification", structure="diag")
-    parts = ("24,222 weights", "4.4 GiB", "limit 2 GiB", "variance()", "sample()", "predict()")
+    parts = ("24,222 weights", "4.4 GiB", "limit 2.0 GiB", "variance()", "sample()", "predict()")
     with refused(TooLarge, *parts, model=model):
         posterior.covariance()
 
 
-def test_joint_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_prediction(set_sizes: Any) -> None:
     model = Busy()
     posterior = whence.laplace(model, data(), likelihood="classification")
-    monkeypatch.setattr(linearised, "JOINT_LIMIT", 2**10)
-    with refused(TooLarge, "joint", "GiB", "limit", "fewer", model=model):
+    set_sizes(joint=2**10)
+    with refused(TooLarge, "joint", "MiB", "limit", "fewer", model=model):
         posterior.predict(data()[0], joint=True)
 
 
 def test_joint_prediction_is_refused_before_it_is_computed() -> None:
-    model = nn.Linear(200, 200)
-    given = (torch.randn(4, 200), torch.arange(4))
+    model = nn.Linear(3, 10)
+    given = (torch.randn(4, 3), torch.arange(4))
     posterior = whence.laplace(model, given, likelihood="classification", structure="diag", curvature="mc")
-    parts = ("joint", "GiB", "limit 4 GiB", "fewer")
+    parts = ("joint", "GiB", "limit 4.0 GiB", "fewer")
     with refused(TooLarge, *parts, model=model):
-        posterior.predict(torch.zeros(200_000, 200), joint=True)
+        posterior.predict(torch.zeros(3000, 3), joint=True)

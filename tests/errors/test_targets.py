@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.errors.watch import Busy, batches, data, mlp, refuse, refused
@@ -171,3 +171,15 @@ def test_network_that_returns_no_tensor() -> None:
             return self.body(x), x
 
     refuse(Pair(), data(), BadData, "returns a tuple", "one tensor", "'logits'", "wrap")
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double(), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+
+
+@pytest.mark.parametrize("labels", [torch.tensor(1), torch.zeros(0, dtype=torch.long)])
+def test_targets_of_the_wrong_size_are_named(labels: Tensor) -> None:
+    model, x, y = network()
+    with pytest.raises(BadData, match="batch 1"):
+        whence.laplace(model, [(x, y), (x, labels)], likelihood="classification")

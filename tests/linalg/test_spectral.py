@@ -75,7 +75,7 @@ def test_functions_of_the_matrix(kind: str) -> None:
 def test_colour_has_the_right_covariance(kind: str) -> None:
     spectral, w, rest, inverse, _ = parts(kind)
     eye = torch.eye(spectral.size, dtype=torch.float64).reshape(spectral.size, *spectral.native)
-    root = spectral.colour(w.sqrt(), eye, rest.sqrt()).flatten(1)
+    root = spectral.from_noise(w.sqrt(), eye, rest.sqrt()).flatten(1)
     assert_close(root.mT @ root, inverse)
 
 
@@ -118,7 +118,7 @@ def test_laws_relative_to_a_ratio(kind: str) -> None:
     rooted = spectral.rooted(w.sqrt(), rows, rest.sqrt()).flatten(2)
     assert_close(rooted @ rooted.mT, flat @ inverse @ flat.mT)
     eye = torch.eye(spectral.size, dtype=torch.float64).reshape(spectral.size, *spectral.native)
-    root = spectral.colour(w.sqrt(), eye.clone(), rest.sqrt()).flatten(1)
+    root = spectral.from_noise(w.sqrt(), eye.clone(), rest.sqrt()).flatten(1)
     assert_close(root.mT @ root, inverse)
     half = d.rsqrt()
     whitened = half.unsqueeze(1) * matrix * half

@@ -80,7 +80,7 @@ class TestEstimate:
             "value": 0.02311, "low": 0.0187, "high": 0.0289, "level": 0.95, "count": 100, "resamples": 1000,
             "name": "ece",
         }  # fmt: skip
-        with pytest.raises(AttributeError, match="does not change"):
+        with pytest.raises(AttributeError, match="immutable"):
             self.e.low = 0.0
 
 
@@ -165,7 +165,7 @@ class TestEveryMetric:
     def test_nothing_to_score(self, metric: Any, data: Any) -> None:
         x, y = data()
         for keywords in ({"mask": torch.zeros(60, dtype=torch.bool)}, {"weights": torch.zeros(60)}):
-            with pytest.raises(BadData, match="nothing to score: 0 of 60"):
+            with pytest.raises(BadData, match="nothing to score: none of 60"):
                 metric(x, y, **keywords)
 
     @pytest.mark.parametrize(("metric", "data"), every())
@@ -188,7 +188,7 @@ class TestEveryMetric:
     @pytest.mark.parametrize("metric", [*OF_LABELS, m.rmse])
     def test_one_example(self, metric: Any) -> None:
         x, y = (torch.tensor([[0.7, 0.3]]), torch.tensor([0])) if metric is not m.rmse else (torch.ones(1),) * 2
-        with pytest.warns(Notice, match="one example gives no interval"):
+        with pytest.warns(Notice, match="one example has no interval"):
             found = metric(x, y)
         assert found.low == found.high == float(found)
 
@@ -302,7 +302,7 @@ class TestScoresOfDetection:
             metric([0.1, 0.2, 0.3], [0, 0, 1], weights=[1, 1, 0])
 
     def test_one_positive_among_many(self) -> None:
-        with pytest.warns(Notice, match="one example only"):
+        with pytest.warns(Notice, match="only one example"):
             assert math.isfinite(m.auroc(torch.randn(50), torch.arange(50) == 3).low)
 
     def test_of_dense_scores_with_pairs(self) -> None:
@@ -319,7 +319,7 @@ class TestScoresOfDetection:
 class TestNumbers:
     def test_what_has_no_meaning(self) -> None:
         _, y = normals()
-        with pytest.raises(BadData, match="plain draws have no density"):
+        with pytest.raises(BadData, match="draws have no density"):
             m.nll(torch.randn(9, 60), y)
         with pytest.raises(BadData, match="no interval"):
             m.coverage(torch.randn(60), y)
@@ -327,7 +327,7 @@ class TestNumbers:
             m.crps(torch.randn(1, 60), y)
         with pytest.raises(NotDefined, match="pass draws"):
             m.crps(torch.distributions.StudentT(torch.full((60,), 5.0)), y)
-        with pytest.raises(BadData, match="end before"):
+        with pytest.raises(BadData, match="low above high"):
             m.coverage((y + 1, y - 1), y)
         with pytest.raises(BadData, match="variance"):
             m.nll(RegressionPrediction(y, torch.zeros(60), torch.zeros(60)), y)

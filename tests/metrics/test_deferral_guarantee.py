@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.covering import covering
 from tests.metrics.cases import rng
 from tests.metrics.populations import binomial_limits
 from tests.reference import metrics as slow
@@ -151,12 +153,19 @@ POPULATIONS: list[tuple[Callable[[Tensor], Tensor], int]] = [
 ]  # fmt: skip
 
 
-def population_error(rate: Callable[[Tensor], Tensor], threshold: float, levels: int | None) -> float:
-    """The mean error rate where uniform uncertainty is at most the threshold."""
+@functools.cache
+def population(rate: Callable[[Tensor], Tensor], levels: int | None) -> tuple[Tensor, Tensor]:
+    """Uniform uncertainties as they are shown, which rise, and the mean error rate up to each."""
     u = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
     shown = u if levels is None else (u * levels).floor() / levels
-    kept = shown <= threshold
-    return float(rate(u)[kept].mean()) if kept.any() else 0.0
+    return shown, rate(u).cumsum(0) / torch.arange(1, 200_001)
+
+
+def population_error(rate: Callable[[Tensor], Tensor], threshold: float, levels: int | None) -> float:
+    """The mean error rate where uniform uncertainty is at most the threshold."""
+    shown, error = population(rate, levels)
+    kept = int(torch.searchsorted(shown, threshold, right=True))
+    return float(error[kept - 1]) if kept else 0.0
 
 
 def failures(rate: Callable[[Tensor], Tensor], count: int, confidence: float | None, levels: int | None) -> int:
@@ -174,11 +183,11 @@ def failures(rate: Callable[[Tensor], Tensor], count: int, confidence: float | N
     return exceeded
 
 
-@pytest.mark.parametrize("levels", [None, 12])
-@pytest.mark.parametrize(("rate", "count"), POPULATIONS)
+@pytest.mark.parametrize(("population_of", "levels"), covering(POPULATIONS, [None, 12]))
 def test_the_bound_holds_with_the_confidence_asked_for(
-    rate: Callable[[Tensor], Tensor], count: int, levels: int | None
+    population_of: tuple[Callable[[Tensor], Tensor], int], levels: int | None
 ) -> None:
+    rate, count = population_of
     assert failures(rate, count, 0.95, levels) <= binomial_limits(SETS, 0.05)[1]
 
 

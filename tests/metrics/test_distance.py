@@ -10,9 +10,10 @@ import pickle
 import pytest
 import torch
 
+import whence
 from whence.errors import BadData, BadOption, NotDefined, TooLarge
 from whence.metrics.distance import Distance, distance, empirical, total_variation, wasserstein
-from whence.metrics.forecasts import Normals
+from whence.metrics.regression import NormalForecast
 from whence.predictive.predictions import (
     BinaryPrediction,
     ClassificationPrediction,
@@ -162,6 +163,7 @@ def test_many_outputs_and_float32() -> None:
     assert found.values.shape == (5, 2) and float(found) == pytest.approx(1.0, abs=1e-6)
 
 
+@whence.Posterior.register
 class Fixed:
     """A posterior that predicts N(shift, 1)."""
 
@@ -187,26 +189,26 @@ def test_posteriors_on_a_grid() -> None:
 def test_predictions_for_other_inputs_are_refused() -> None:
     with pytest.raises(BadData, match="same inputs"):
         wasserstein(normal([0.0], [1.0]), normal([0.0, 1.0], [1.0, 1.0]))
-    with pytest.raises(BadData, match="no prediction"):
+    with pytest.raises(BadData, match="pass posterior"):
         wasserstein(3, normal([0.0], [1.0]))
     p = torch.full((2, 3), 1 / 3)
-    with pytest.raises(BadData, match="held against"):
+    with pytest.raises(BadData, match="cannot be compared"):
         total_variation(ClassificationPrediction(p, p), normal([0.0], [1.0]))
 
 
-def normals(means: list[float], stds: list[float]) -> Normals:
+def normals(means: list[float], stds: list[float]) -> NormalForecast:
     """One element, components of one weight."""
     m, s = (torch.tensor(v, dtype=torch.float64).unsqueeze(1) for v in (means, stds))
-    return Normals(m.mean(0), s.mean(0), m, s.square())
+    return NormalForecast(m.mean(0), s.mean(0), m, s.square())
 
 
-def quadrature(first: Normals, second: Normals) -> tuple[float, float]:
+def quadrature(first: NormalForecast, second: NormalForecast) -> tuple[float, float]:
     """Both distances by trapezoids on points that crowd around every mean at every width."""
     m, s = torch.cat([first.means, second.means]), torch.cat([first.variances, second.variances]).sqrt()
     away = torch.linspace(-12, 12, 6001, dtype=torch.float64)
     at = (m.reshape(-1, 1) + s.reshape(-1, 1) * away).flatten().unique()
 
-    def of(given: Normals, what: str) -> torch.Tensor:
+    def of(given: NormalForecast, what: str) -> torch.Tensor:
         normal = torch.distributions.Normal(given.means, given.variances.sqrt())
         return (normal.log_prob(at).exp() if what == "density" else normal.cdf(at)).mean(0)
 
@@ -259,7 +261,7 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             yield rows, points
 
     monkeypatch.setattr(file, "_reached", watched)
-    monkeypatch.setattr(file, "PIECE", 2**15)
+    monkeypatch.setattr(file, "CHUNK", 2**15)
     torch.testing.assert_close((file._variation(a, b), file._transport(a, b)), whole, rtol=1e-9, atol=1e-12)
     variances = torch.cat([a.variances, b.variances])
     points = len(file._grid(torch.cat([a.means, b.means])[:, 0], variances[:, 0].sqrt()))

@@ -18,6 +18,7 @@ from tests.metrics.populations import BINS, Study, binomial_limits, misses
 from whence import metrics
 
 SETS, LONG = 200, 1000
+FEW = 100  # where there is a test of many data sets too
 RESAMPLES = 400
 SLOPE = 0.6
 COUNT = 250
@@ -80,9 +81,15 @@ def assert_covers(
     assert fewest <= below + above <= most, f"{below} below + {above} above of {sets}, not {fewest} to {most}"
 
 
-@pytest.mark.parametrize("name", STUDIES)
+OFTEN = {
+    "accuracy", "nll", "ece width", "ece l2", "mce mass", "classwise", "aurc", "selective", "auroc", "fpr95", "rmse",
+    "crps", "coverage", "interval score",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
 def test_95_percent(name: str) -> None:
-    assert_covers(STUDIES[name], SETS, 0.95, wide=name in CALIBRATED)
+    assert_covers(STUDIES[name], FEW, 0.95, wide=name in CALIBRATED)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "nll", "ece width", "auroc", "crps"])
@@ -94,9 +101,9 @@ def test_80_percent(name: str) -> None:
 def test_perfect_calibration(name: str) -> None:
     """The truth is 0, which can only lie below: half of the misses of both sides."""
     study = Study(known.labels(COUNT, 1.0), CALIBRATED[name], lambda: 0.0)
-    below, above = misses(study, SETS, 0.95, RESAMPLES)
+    below, above = misses(study, FEW, 0.95, RESAMPLES)
     assert above == 0
-    assert below <= binomial_limits(SETS, 0.025)[1]
+    assert below <= binomial_limits(FEW, 0.025)[1]
 
 
 @pytest.mark.parametrize("name", [name for name in CALIBRATED if name != "mce width"])

@@ -14,8 +14,8 @@ from whence.errors import NotConverged, NotPositiveDefinite
 from whence.linalg import dense
 from whence.linalg.ratios import PerWeight, Ratio
 from whence.linalg.structures import Dense, Diagonal, Kronecker, LowRank, Structure, Symmetric
-from whence.posteriors import decompose as module
-from whence.posteriors.decompose import cost, decompose
+from whence.posteriors.laplace import decompose as module
+from whence.posteriors.laplace.decompose import cost, decompose
 
 
 def psd(*shape: int) -> Tensor:
@@ -57,11 +57,10 @@ def same(one: Any, other: Any) -> None:
         torch.testing.assert_close(a.apply(a.values, eye, zero), b.apply(b.values, eye, zero), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("together", [dense.TOGETHER, 200, 1])
+@pytest.mark.parametrize("together", [2**30, 200, 1])
 @pytest.mark.parametrize("prior", ["one", "two"])
-def test_all_at_once_is_each_alone(together: int, prior: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "TOGETHER", together)
-    monkeypatch.setattr(module, "TOGETHER", together)
+def test_all_at_once_is_each_alone(together: int, prior: str, set_sizes: Any) -> None:
+    set_sizes(decomposition=together)
     given = structures()
     by = [None] * len(given) if prior == "one" else ratios(given)
     names = [f"layer {i}" for i in range(len(given))]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from whence.errors import BadData, BadOption, NotDefined, UnsupportedLayer
 from whence.io import load
 from whence.likelihoods import Categorical, Gaussian
-from whence.posteriors.dropout.mode import SATURATION
+from whence.posteriors.dropout.masking import SATURATION
 from whence.posteriors.dropout.posterior import dropout
 
 NOISE = Gaussian(noise=0.5)
@@ -320,7 +320,7 @@ def test_in_place_and_reused_modules() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(BadData, match=r"drops nothing out.*Looked for: nn.Dropout"):
+    with pytest.raises(BadData, match=r"has no dropout.*Supported: nn.Dropout"):
         dropout(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)), likelihood="classification")
 
     class Plain(nn.Module):
@@ -331,14 +331,14 @@ def test_refusals() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x)
 
-    with pytest.raises(BadData, match="drops nothing out"):
+    with pytest.raises(BadData, match="has no dropout"):
         dropout(Plain(), likelihood="classification", probe=torch.randn(2, 4))
-    with pytest.raises(BadData, match="drops nothing out"):
+    with pytest.raises(BadData, match="has no dropout"):
         dropout(Plain(), likelihood="classification").predict(torch.randn(2, 4))
     with pytest.raises(BadOption, match=r"Gaussian\(noise"):
         dropout(mlp(), likelihood="regression")  # type: ignore[arg-type]
     for p in (0.0, 1.0, -1):
-        with pytest.raises(BadOption, match="no dropout rate"):
+        with pytest.raises(BadOption, match="not a dropout rate"):
             dropout(mlp(), likelihood="classification", p=p)
     with pytest.raises(NotDefined, match="sites"):
         dropout(mlp(), likelihood="classification").sites()

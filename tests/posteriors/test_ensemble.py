@@ -175,7 +175,7 @@ def test_served_saved_and_moved(tmp_path) -> None:
         torch.testing.assert_close(again.predict(x).probs, posterior.predict(x).probs)
         moved = posterior.to(torch.float64)
         torch.testing.assert_close(moved.predict(x).probs.float(), posterior.predict(x).probs)
-    with pytest.raises(BadFile, match="3 networks, and 2"):
+    with pytest.raises(BadFile, match="3 networks, but 2"):
         load(tmp_path / "e.safetensors", models[:2])
     with pytest.raises(BadFile, match="other weights"):
         load(tmp_path / "e.safetensors", [models[1], models[0], models[2]])
@@ -243,7 +243,7 @@ def test_a_data_set_of_the_zoo() -> None:
     assert len(fit_ensemble(make, data.train, vectorised=True, **settings)) == 2
     scored = fit_ensemble(make, data.train, validation=data.test, vectorised=False, **settings)
     assert "validation_loss" in scored.history[0][0]
-    with pytest.raises(BadOption, match="scored on validation data"):
+    with pytest.raises(BadOption, match="evaluated on validation data"):
         fit_ensemble(make, data.train, validation=data.test, vectorised=True, **settings)
 
 
@@ -307,7 +307,7 @@ def test_loaders_and_what_cannot_be_stacked_fall_back_in_words() -> None:
     with pytest.raises(BadOption, match="vectorised=True, but the data are a loader"):
         fit_ensemble(small_double, loader, vectorised=True, **settings)
     widths = iter([4, 5, 4, 5])
-    with pytest.raises(BadOption, match="member 1 is another network"):
+    with pytest.raises(BadOption, match="member 1 is a different network"):
         fit_ensemble(lambda: small(width=next(widths)).double(), (x, y), vectorised=True, **settings)
 
 
@@ -353,36 +353,37 @@ def _refused_by_name(folder, settings) -> None:
         )
     (folder.parent / "g").mkdir()
     (folder.parent / "g" / "thesis.txt").write_text("mine")
-    with pytest.raises(BadFile, match="holds other things"):
+    with pytest.raises(BadFile, match="contains other files"):
         fit_ensemble(small_double, labelled(), checkpoint=folder.parent / "g", **settings)
     assert json.loads((folder / "ensemble.json").read_text())["seed"] == 0
 
 
 def test_side_by_side_goes_on_from_the_middle(tmp_path, monkeypatch) -> None:
-    from whence.posteriors.ensembles import together as ensemble_together
+    from whence.posteriors.ensembles import fit as ensemble_fit
+    from whence.training import loop
 
-    monkeypatch.setattr(ensemble_together, "EVERY", -1.0)
+    monkeypatch.setattr(ensemble_fit, "CHECKPOINT_EVERY", 0.0)
     settings = {"likelihood": "classification", "members": 2, "vectorised": True, "progress": False, "epochs": 4}
     for optimiser in ("sgd", "adam"):
         settings |= {"optimiser": optimiser, "lr": 0.02}
         whole = weights_of(fit_ensemble(normalised, labelled(), **settings))
-        original, seen = ensemble_together.Together._epoch, []
+        original, seen = loop._epoch, []
 
-        def stops(self, epoch, original=original, seen=seen):
-            seen.append(epoch)
+        def stops(*args, original=original, seen=seen):
+            seen.append(args[-1])
             if len(seen) == 3:
                 raise KeyboardInterrupt
-            return original(self, epoch)
+            return original(*args)
 
         folder = tmp_path / optimiser
-        monkeypatch.setattr(ensemble_together.Together, "_epoch", stops)
+        monkeypatch.setattr(loop, "_epoch", stops)
         with pytest.raises(KeyboardInterrupt):
             fit_ensemble(normalised, labelled(), checkpoint=folder, **settings)
         again = fit_ensemble(normalised, labelled(), checkpoint=folder, **settings)
         assert seen == [0, 1, 2, 2, 3]
         torch.testing.assert_close(torch.stack(weights_of(again)), torch.stack(whole), rtol=0, atol=0)
         assert not list(folder.glob("training-*"))
-        monkeypatch.setattr(ensemble_together.Together, "_epoch", original)
+        monkeypatch.setattr(loop, "_epoch", original)
 
 
 def test_memory_groups_change_nothing(monkeypatch) -> None:
@@ -428,7 +429,7 @@ def test_fit_refusals() -> None:
         fit_ensemble(small, labelled(), members=0, **settings)
     with pytest.raises(BadOption, match="training option 'momntum'"):
         fit_ensemble(small, labelled(), momntum=0.9, **settings)
-    with pytest.raises(BadOption, match="does not go with processes"):
+    with pytest.raises(BadOption, match="cannot be combined with processes"):
         fit_ensemble(small, labelled(), processes=2, vectorised=True, **settings)
     x, _ = labelled()
     with pytest.raises(NotConverged, match="member 0 became"):

@@ -16,11 +16,12 @@ import whence
 from tests.reference import hmc as reference
 from whence.errors import BadData, BadFile, BadOption, NotDefined, Notice, TooLarge
 from whence.metrics.distance import distance
+from whence.posteriors.base import joint_block
 from whence.posteriors.hmc import Hmc, hmc
+from whence.posteriors.hmc import chains as sampling
 from whence.posteriors.hmc import potential as potentials
-from whence.posteriors.hmc import run as runs
-from whence.posteriors.hmc.checks import effective
-from whence.posteriors.hmc.potential import Layout, Potential, read
+from whence.posteriors.hmc.diagnostics import effective
+from whence.posteriors.hmc.potential import Potential, read
 
 NOISE, PRECISION = 0.3, 2.0
 
@@ -128,12 +129,16 @@ def test_potential_and_gradient_whichever_way(chains: int) -> None:
     """Traced, vectorised and one by one they are the same."""
     network = whence.functional.Network.snapshot(mlp().double())
     x, y = labels()
-    whole = read(network, whence.batches.Data((x, y), network.device, torch.float64), whence.Categorical(), False)
-    layout = Layout.of(network, list(network.params))
-    potential = Potential(network, whole, layout, torch.ones(layout.size).double(), torch.zeros(layout.size).double())
-    q = torch.randn(chains, layout.size, dtype=torch.float64)
+    whole = read(
+        network, whence.engine.batches.Data((x, y), network.device, torch.float64), whence.Categorical(), False
+    )
+    weights = joint_block(network, list(network.params))
+    potential = Potential(
+        network, whole, weights, torch.ones(weights.size).double(), torch.zeros(weights.size).double()
+    )
+    q = torch.randn(chains, weights.size, dtype=torch.float64)
     value, gradient = potential(q)
-    assert potential.way == {chains: "traced"}
+    assert potential.how == {chains: "traced"}
     for k in range(chains):
         leaf = q[k].clone().requires_grad_()
         one = potential.one(leaf)
@@ -141,10 +146,10 @@ def test_potential_and_gradient_whichever_way(chains: int) -> None:
         torch.testing.assert_close(gradient[k], torch.autograd.grad(one, leaf)[0])
 
 
-def test_chains_that_do_not_fit_together_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_that_do_not_fit_together_go_in_pieces(set_sizes: Any) -> None:
     options = {"likelihood": "classification", "num_samples": 2, "warmup": 3, "max_depth": 2}
     together = sampled(mlp(), labels(), **options)
-    monkeypatch.setattr(potentials, "budget", lambda device: 2 * 25 * 4 * 8 * potentials.KEPT)
+    set_sizes(intermediate=2 * 25 * 4 * 8 * potentials.HELD)
     torch.testing.assert_close(sampled(mlp(), labels(), **options).positions, together.positions)
 
 
@@ -211,7 +216,8 @@ def test_classification(classifier: Hmc) -> None:
     assert classifier.layers() == {"0": ["0.weight", "0.bias"], "2": ["2.weight", "2.bias"]}
     assert classifier.draws["0.weight"].shape == (4, 60, 4, 2) and classifier.prior_precision == 1.0
     assert "4 chains × 60 draws" in repr(classifier)
-    assert not hasattr(classifier, "mean") and not hasattr(classifier, "variance")
+    with pytest.raises(NotDefined, match="permuted"):
+        classifier.mean()
 
 
 def test_draws_are_picked_from_all_chains(classifier: Hmc) -> None:
@@ -219,7 +225,7 @@ def test_draws_are_picked_from_all_chains(classifier: Hmc) -> None:
     classifier = replace(classifier, positions=numbered)
 
     def rows(draws: Any) -> list[int]:
-        return classifier.layout.join(draws.params)[:, 0].long().tolist()
+        return classifier.weights.gather(draws.params)[:, 0].long().tolist()
 
     picked = rows(classifier.draw(10))
     assert len(set(picked)) == 10 and {r // 60 for r in picked} == {0, 1, 2, 3}
@@ -327,34 +333,34 @@ def test_starts(kernel: str) -> None:
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {
         "likelihood": "classification",
-        "num_samples": 6,
-        "warmup": 30,
+        "num_samples": 4,
+        "warmup": 12,
         "thin": 2,
         "mass": "dense",
         "max_depth": 3,
     }
     whole = sampled(mlp(), labels(), **options)
-    monkeypatch.setattr(runs, "EVERY", 0.0)
-    advance, count = runs.Run.advance, 0
+    monkeypatch.setattr(sampling, "CHECKPOINT_EVERY", 0.0)
+    advance, count = sampling.Chains.advance, 0
 
-    def stop(self: runs.Run) -> None:
+    def stop(self: sampling.Chains) -> None:
         nonlocal count
         count += 1
-        if count == 25:
+        if count == 9:
             raise KeyboardInterrupt
         advance(self)
 
     path = tmp_path / "run.safetensors"
     for _ in range(2):  # interrupted once in warm-up; then to the end
-        monkeypatch.setattr(runs.Run, "advance", stop)
+        monkeypatch.setattr(sampling.Chains, "advance", stop)
         try:
             resumed = sampled(mlp(), labels(), checkpoint=path, **options)
         except KeyboardInterrupt:
             assert path.is_file()
     assert torch.equal(resumed.positions, whole.positions)
     assert all(torch.equal(v, resumed.stats[n]) for n, v in whole.stats.items())
-    with pytest.raises(BadFile, match="warmup=30, not 31"):
-        sampled(mlp(), labels(), checkpoint=path, **{**options, "warmup": 31})
+    with pytest.raises(BadOption, match="warmup=12, not 13"):
+        sampled(mlp(), labels(), checkpoint=path, **{**options, "warmup": 13})
     x, y = labels()
     with pytest.raises(BadFile, match="data="):
         sampled(mlp(), (x + 1, y), checkpoint=path, **options)
@@ -380,7 +386,7 @@ def test_bad_runs_say_so() -> None:
     options = {"likelihood": whence.Gaussian(noise=0.05), "chains": 4}
     text = warned(mlp(1, 1), data, num_samples=30, warmup=0, step_size=1e-3, max_depth=3, mass="identity", **options)
     assert "R-hat of the predictions" in text and "effective sample size" in text
-    assert "cut off at max_depth=3" in text and "Raise max_depth" in text
+    assert "stopped at max_depth=3" in text and "Raise max_depth" in text
     text = warned(mlp(1, 1), data, num_samples=30, warmup=0, step_size=3.0, mass="identity", **options)
     assert "divergence" in text and "target_accept" in text
     text = warned(mlp(1, 1), data, num_samples=2, warmup=0, step_size=0.01, max_depth=2, **options)
@@ -389,7 +395,9 @@ def test_bad_runs_say_so() -> None:
 
 def test_the_size_limit_says_what_it_is_and_why() -> None:
     large = nn.Sequential(nn.Linear(2, 300), nn.Tanh(), nn.Linear(300, 300), nn.Linear(300, 3))
-    with pytest.raises(TooLarge, match=r"92,103 weights; its limit is 20,000\. Each draw takes .* gradients .*limit="):
+    with pytest.raises(
+        TooLarge, match=r"92,103 weights; its limit is 20,000\. Each draw may take .* gradients .*limit="
+    ):
         hmc(large, labels(), likelihood="classification")
     with pytest.raises(TooLarge, match="limit is 100"):
         hmc(large, labels(), likelihood="classification", layers=["0"], limit=100)
@@ -414,7 +422,7 @@ def test_the_size_limit_says_what_it_is_and_why() -> None:
         ({"prior_mean": {"x": torch.zeros(1)}}, BadOption, "does not have"),
         ({"start": "zero"}, BadOption, "unknown start"),
         ({"start": 3}, BadOption, "start is a int"),
-        ({"start": {"0.weight": torch.zeros(4, 2)}}, BadOption, "says nothing of '0.bias'"),
+        ({"start": {"0.weight": torch.zeros(4, 2)}}, BadOption, "has no entry for '0.bias'"),
         ({"likelihood": "classify"}, BadOption, "classification"),
         ({"layers": "9"}, whence.errors.NothingSelected, "matches no module"),
         ({"layers": torch.ones(27, dtype=torch.bool)}, BadOption, "mask"),

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from tests.reference import hmc as reference
 from whence.posteriors.hmc.adaptation import DualAveraging, reasonable_step, windows
-from whence.posteriors.hmc.checks import bfmi, effective, split_rhat
-from whence.posteriors.hmc.kernels import hmc_transition, leapfrog
-from whence.posteriors.hmc.mass import Dense, Diagonal, Moments
+from whence.posteriors.hmc.chains import Chains, SamplerSettings
+from whence.posteriors.hmc.diagnostics import bfmi, effective, mixing, split_rhat
+from whence.posteriors.hmc.kernels import ChainGenerators, ChainState, Diagonal, Mass, Moments, hmc_transition, leapfrog
 from whence.posteriors.hmc.nuts import checkpoints, nuts_transition
-from whence.posteriors.hmc.run import Run, Settings
-from whence.posteriors.hmc.state import State, Streams
 
 DOUBLE = torch.float64
 
@@ -24,9 +22,9 @@ def identity(chains: int, size: int) -> Diagonal:
     return Diagonal(torch.ones(chains, size, dtype=DOUBLE))
 
 
-def random_dense(chains: int, size: int) -> Dense:
+def random_dense(chains: int, size: int) -> Mass:
     root = torch.randn(chains, size, size, dtype=DOUBLE)
-    return Dense.of(root @ root.mT / size + 0.3 * torch.eye(size, dtype=DOUBLE))
+    return Mass.of(root @ root.mT / size + 0.3 * torch.eye(size, dtype=DOUBLE))
 
 
 MASSES = {
@@ -42,7 +40,7 @@ MASSES = {
 @pytest.mark.parametrize("mass", MASSES)
 def test_leapfrog_goes_back_the_way_it_came(mass: str) -> None:
     target, metric = reference.Anharmonic(), MASSES[mass](3, 4)
-    state = begin = State.at(target, torch.randn(3, 4, dtype=DOUBLE))
+    state = begin = ChainState.at(target, torch.randn(3, 4, dtype=DOUBLE))
     momentum = start = torch.randn(3, 4, dtype=DOUBLE)
     step = torch.tensor([0.05, 0.1, 0.15], dtype=DOUBLE)
     for direction in (step, -step):
@@ -54,7 +52,7 @@ def test_leapfrog_goes_back_the_way_it_came(mass: str) -> None:
 
 def test_energy_error_is_of_second_order() -> None:
     target, metric = reference.Anharmonic(), identity(16, 4)
-    begin = State.at(target, torch.randn(16, 4, dtype=DOUBLE))
+    begin = ChainState.at(target, torch.randn(16, 4, dtype=DOUBLE))
     start = torch.randn(16, 4, dtype=DOUBLE)
 
     def error(steps: int) -> float:
@@ -72,7 +70,7 @@ def test_leapfrog_preserves_volume() -> None:
 
     def step(z: Tensor) -> Tensor:
         moved, momentum = leapfrog(
-            target, State.at(target, z[None, :2]), z[None, 2:], torch.tensor([0.3], dtype=DOUBLE), metric
+            target, ChainState.at(target, z[None, :2]), z[None, 2:], torch.tensor([0.3], dtype=DOUBLE), metric
         )
         return torch.cat([moved.position[0], momentum[0]])
 
@@ -85,7 +83,7 @@ def test_momenta_have_the_mass_as_covariance(mass: str) -> None:
     metric = MASSES[mass](1, 3)
     noise = torch.randn(100_000, 1, 3, dtype=DOUBLE)
     drawn = torch.cat([metric.momentum(z) for z in noise[:100]])
-    inverse = metric.tensor()[0]
+    inverse = metric.inverse[0]
     dense = torch.diag(inverse) if inverse.dim() == 1 else inverse
     linear = torch.stack([metric.momentum(e[None]) for e in torch.eye(3, dtype=DOUBLE)], dim=-1)[0]  # A: r = A z
     torch.testing.assert_close(linear @ linear.T, torch.linalg.inv(dense))
@@ -101,7 +99,7 @@ def test_welford_is_the_sample_covariance() -> None:
         moments = Moments.empty(kind, values[0])
         for v in values:
             moments = moments.add(v)
-        found = moments.mass().tensor()
+        found = moments.mass().inverse
         for chain in range(2):
             cov = torch.cov(values[:, chain].T) * 50 / 55 + 1e-3 * 5 / 55 * torch.eye(3, dtype=DOUBLE)
             torch.testing.assert_close(found[chain], cov if kind == "dense" else cov.diagonal())
@@ -120,7 +118,7 @@ def test_checkpoints_end_the_aligned_subtrees() -> None:
         assert [stored[i] for i in range(first, last + 1)] == [leaf + 1 - s for s in reversed(sizes)]
 
 
-class Given(Streams):
+class Given(ChainGenerators):
     """Numbers that were drawn before."""
 
     def __init__(self, noise: Tensor, uniform: Tensor) -> None:
@@ -139,7 +137,7 @@ def test_nuts_is_its_recursive_twin(target: object) -> None:
     chains, depth = 12, 7
     metric = Diagonal(0.3 + torch.rand(chains, 4, dtype=DOUBLE))
     step = 0.02 + 0.4 * torch.rand(chains, dtype=DOUBLE)
-    state = State.at(target, torch.randn(chains, 4, dtype=DOUBLE))
+    state = ChainState.at(target, torch.randn(chains, 4, dtype=DOUBLE))
     depths = set()
     for _ in range(3):
         noise = torch.randn(chains, 4, dtype=DOUBLE)
@@ -168,9 +166,9 @@ def run_exact(kernel: str, mass: str, chains: int, transitions: int) -> tuple[re
     target = reference.correlated(3, seed=5)
     generator = torch.Generator().manual_seed(3)
     start = target.draw(chains, generator)
-    metric, streams = MASSES[mass](1, 3), Streams(7, chains)
+    metric, streams = MASSES[mass](1, 3), ChainGenerators(7, chains)
     metric = type(metric)(*(v.expand(chains, *v.shape[1:]).contiguous() for v in vars(metric).values()))
-    state, step = State.at(target, start), torch.full((chains,), 0.35, dtype=DOUBLE)
+    state, step = ChainState.at(target, start), torch.full((chains,), 0.35, dtype=DOUBLE)
     for _ in range(transitions):
         if kernel == "nuts":
             state, _ = nuts_transition(target, state, step, metric, streams, 5)
@@ -213,21 +211,20 @@ def test_transitions_are_reversible_in_distribution(kernel: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(kernel="nuts", mass="diag"),
-        Settings(kernel="nuts", mass="dense"),
-        Settings(kernel="hmc", mass="dense", steps=6),
+        SamplerSettings(kernel="nuts", mass="diag"),
+        SamplerSettings(kernel="nuts", mass="dense"),
+        SamplerSettings(kernel="hmc", mass="dense", steps=6),
     ],
     ids=lambda s: f"{s.kernel}-{s.mass}",
 )
-def test_correlated_gaussian_is_recovered(settings: Settings) -> None:
+def test_correlated_gaussian_is_recovered(settings: SamplerSettings) -> None:
     """Mean and covariance within 4.5 Monte Carlo errors, these from the effective sample size."""
     from dataclasses import replace
 
     target = reference.correlated(5, seed=2)
     settings = replace(settings, chains=16, num_samples=150, warmup=100, seed=11)
     start = target.draw(16, torch.Generator().manual_seed(0)) * 3
-    drawn = Run(target, start, torch.ones(5, dtype=DOUBLE), settings).finish(False, None)
-    draws = drawn.positions
+    draws, stats = Chains(target, start, torch.ones(5, dtype=DOUBLE), settings).run(False)
     flat = draws.flatten(0, 1)
     off = flat - target.mean
     errors = flat.std(0) / effective(draws).sqrt()
@@ -236,8 +233,8 @@ def test_correlated_gaussian_is_recovered(settings: Settings) -> None:
     errors = products.flatten(0, 1).std(0) / effective(products).sqrt()
     assert float(((products.flatten(0, 1).mean(0) - target.covariance.flatten()) / errors).abs().max()) < 4.5
     assert float(split_rhat(draws).max()) < 1.03
-    assert 0.7 < float(drawn.stats["accept"].mean()) < 0.97
-    assert int(drawn.stats["divergent"].sum()) == 0
+    assert 0.7 < float(stats["accept"].mean()) < 0.97
+    assert int(stats["divergent"].sum()) == 0
 
 
 def test_dense_mass_needs_fewer_gradients_than_identity() -> None:
@@ -247,16 +244,16 @@ def test_dense_mass_needs_fewer_gradients_than_identity() -> None:
     )
     used = {}
     for mass in ("identity", "dense"):
-        settings = Settings(chains=2, num_samples=20, warmup=80, mass=mass, seed=1)
-        run = Run(target, torch.randn(2, 3, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE), settings).finish(False, None)
-        used[mass] = float(run.stats["leapfrogs"].double().mean())
+        settings = SamplerSettings(chains=2, num_samples=10, warmup=60, mass=mass, seed=1)
+        _, stats = Chains(target, torch.randn(2, 3, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE), settings).run(False)
+        used[mass] = float(stats["leapfrogs"].double().mean())
     assert used["dense"] < used["identity"] / 3
 
 
 def test_a_funnel_diverges() -> None:
-    settings = Settings(chains=8, num_samples=40, warmup=60, max_depth=5, seed=0)
-    run = Run(reference.Funnel(), 0.1 * torch.randn(8, 6, dtype=DOUBLE), torch.ones(6, dtype=DOUBLE), settings)
-    assert int(run.finish(False, None).stats["divergent"].sum()) > 0
+    settings = SamplerSettings(chains=8, num_samples=40, warmup=60, max_depth=5, seed=0)
+    run = Chains(reference.Funnel(), 0.1 * torch.randn(8, 6, dtype=DOUBLE), torch.ones(6, dtype=DOUBLE), settings)
+    assert int(run.run(False)[1]["divergent"].sum()) > 0
 
 
 def test_same_seed_same_bits_and_chains_do_not_know_of_each_other() -> None:
@@ -264,8 +261,8 @@ def test_same_seed_same_bits_and_chains_do_not_know_of_each_other() -> None:
     start = torch.randn(6, 4, dtype=DOUBLE)
 
     def run(chains: int, seed: int) -> Tensor:
-        settings = Settings(chains=chains, num_samples=10, warmup=30, seed=seed, max_depth=4)
-        return Run(target, start[:chains], scale, settings).finish(False, None).positions
+        settings = SamplerSettings(chains=chains, num_samples=10, warmup=30, seed=seed, max_depth=4)
+        return Chains(target, start[:chains], scale, settings).run(False)[0]
 
     six = run(6, 1)
     assert torch.equal(six, run(6, 1)) and torch.equal(six[:2], run(2, 1))
@@ -299,8 +296,8 @@ def test_reasonable_step_scales_with_the_target() -> None:
     def target(q: Tensor) -> tuple[Tensor, Tensor]:
         return 0.5 * (q / scales[:, None]).square().sum(1), q / scales[:, None] ** 2
 
-    state = State.at(target, scales[:, None] * torch.ones(3, 5, dtype=DOUBLE))
-    step = reasonable_step(target, state, identity(3, 5), Streams(0, 3), torch.full((3,), 0.1, dtype=DOUBLE))
+    state = ChainState.at(target, scales[:, None] * torch.ones(3, 5, dtype=DOUBLE))
+    step = reasonable_step(target, state, identity(3, 5), ChainGenerators(0, 3), torch.full((3,), 0.1, dtype=DOUBLE))
     assert bool(((step / scales > 0.05) & (step / scales < 4)).all())
 
 
@@ -324,8 +321,6 @@ def test_checks_of_independent_and_of_stuck_chains() -> None:
 
 def test_checks_agree_with_arviz() -> None:
     pytest.importorskip("arviz")
-    from whence.posteriors.hmc.diagnostics import mixing
-
     values = torch.randn(4, 400, 5, dtype=DOUBLE).cumsum(1) * 0.1 + torch.randn(4, 400, 5, dtype=DOUBLE)
     theirs = mixing(values)
     torch.testing.assert_close(split_rhat(values), theirs.rhat, rtol=0.05, atol=0)

@@ -13,7 +13,7 @@ from whence.errors import BadData, BadOption, Notice
 from whence.io import load
 from whence.posteriors.ensembles.laplace import LaplaceEnsemble, laplace_ensemble
 from whence.posteriors.ensembles.posterior import ensemble
-from whence.posteriors.front import laplace
+from whence.posteriors.laplace.front import laplace
 
 
 def data(regression: bool = False) -> tuple[Tensor, Tensor]:
@@ -192,5 +192,5 @@ def test_refusals() -> None:
     with pytest.raises(BadData, match="pass a list"):
         laplace_ensemble(networks()[0], data(), likelihood="classification")
     other = nn.Sequential(nn.Linear(3, 3)).double()
-    with pytest.raises(BadData, match=r"member 1 gives outputs of shape \[3\]"):
+    with pytest.raises(BadData, match=r"member 1 has outputs of shape \[3\]"):
         laplace_ensemble([networks()[0], other], data(), likelihood="classification", progress=False)

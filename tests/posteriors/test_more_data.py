@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close, likelihood_of
@@ -79,3 +80,47 @@ def test_what_cannot_be_added_is_refused_in_words() -> None:
     other = ALL["mlp"](4)
     with pytest.raises(whence.errors.BadOption, match="different weights"):
         whence.merge(kron, fit(other, slice(None), "kron"))
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double(), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+
+
+def test_fits_with_other_thin_factors_do_not_merge() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.arange(60) % 3
+    with pytest.warns(whence.errors.Notice, match="smaller structure"):
+        thin = whence.laplace(model, (x[30:], y[30:]), likelihood="classification", max_factor=5)
+    plain = whence.laplace(model, (x[:30], y[:30]), likelihood="classification")
+    with pytest.raises(whence.errors.BadOption, match="max_factor"):
+        whence.merge(plain, thin)
+
+
+def test_more_data_says_what_it_leaves_out() -> None:
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    model, x, y = network()
+    data = TensorDataset(x, y)
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0, shuffle=False))
+    with pytest.warns(whence.errors.Notice):
+        posterior.update(loader, progress=False)
+
+
+def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def classes(count: int = 24) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.arange(count) % 2
+
+
+def test_a_sampled_fit_that_is_updated_is_the_fit_on_everything() -> None:
+    model, (x, y) = mlp(), classes()
+    options = {"likelihood": "classification", "curvature": "mc"}
+    whole = whence.laplace(model, (x, y), generator=torch.Generator().manual_seed(0), **options)
+    part = whence.laplace(model, (x[:10], y[:10]), generator=torch.Generator().manual_seed(0), **options)
+    assert_close(part.update((x[10:], y[10:])).covariance(), whole.covariance(), 1e-4)

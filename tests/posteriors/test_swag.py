@@ -12,10 +12,9 @@ from tests.reference.swag import swag_covariance, swag_moments
 from whence.errors import BadData, BadFile, BadOption, TooLarge
 from whence.io import load
 from whence.likelihoods import Gaussian
-from whence.posteriors.swag.collect import SwagCollector
-from whence.posteriors.swag.fit import swag
-from whence.posteriors.swag.norm import kept_inputs, renewed
-from whence.zoo import loop
+from whence.posteriors.swag.batch_norm import batch_norm_statistics, random_inputs
+from whence.posteriors.swag.fit import SwagCollector, swag
+from whence.training import loop
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -96,7 +95,7 @@ def test_float32_does_not_cancel() -> None:
 def test_fit_collects_what_the_training_passes_through() -> None:
     """The same training by hand, epoch by epoch."""
     from whence.likelihoods import Categorical
-    from whence.posteriors.ensembles.loss import MeanNll
+    from whence.training.losses import MeanNegativeLogLikelihood
     from whence.zoo import train
 
     model = plain()
@@ -108,7 +107,7 @@ def test_fit_collects_what_the_training_passes_through() -> None:
         if row.epoch % 2 == 0:
             seen.append(nn.utils.parameters_to_vector(network.parameters()).detach().clone())
 
-    train(copy.deepcopy(model), data(), loss=MeanNll(Categorical()), callback=note, **settings)
+    train(copy.deepcopy(model), data(), loss=MeanNegativeLogLikelihood(Categorical()), callback=note, **settings)
     mean, diagonal, columns = swag_moments(seen, 2)
     torch.testing.assert_close(torch.cat([v.flatten() for v in posterior.mean().values()]), mean)
     torch.testing.assert_close(posterior.covariance(), swag_covariance(diagonal, columns))
@@ -155,15 +154,15 @@ def test_batch_normalisation_is_made_anew_for_mean_and_draws() -> None:
         walked(normalised(), 3, 2)[0].posterior("classification")
 
 
-def test_statistics_are_torchs(monkeypatch) -> None:
+def test_statistics_are_torchs() -> None:
     """Over several batches: the average that ``update_bn`` takes."""
     from whence.functional import Network
-    from whence.posteriors.swag import norm as swag_norm
 
-    monkeypatch.setattr(swag_norm, "BATCH", 20)
     x, _ = data()
     net = normalised()
-    found = renewed(Network.snapshot(net), {n: p.detach().unsqueeze(0) for n, p in net.named_parameters()}, x)
+    found = batch_norm_statistics(
+        Network.snapshot(net), {n: p.detach().unsqueeze(0) for n, p in net.named_parameters()}, x, size=20
+    )
     torch.optim.swa_utils.update_bn(list(x.split(20)), net)
     torch.testing.assert_close(found["1.running_mean"][0], net[1].running_mean)
     torch.testing.assert_close(found["1.running_var"][0], net[1].running_var)
@@ -174,10 +173,10 @@ def test_kept_inputs_are_bounded_and_of_all_the_data() -> None:
 
     x = torch.arange(3000.0).reshape(-1, 1)
     network = Network.snapshot(nn.Linear(1, 1))
-    kept = kept_inputs((x, x), network, 0, most=100)
+    kept = random_inputs((x, x), network, 0, most=100)
     assert kept.shape == (100, 1) and len(kept.unique()) == 100
     assert float(kept.mean()) == pytest.approx(1500, abs=300) and float(kept.max()) > 2500
-    assert torch.equal(kept, kept_inputs((x, x), network, 0, most=100))
+    assert torch.equal(kept, random_inputs((x, x), network, 0, most=100))
 
 
 @pytest.mark.parametrize("make", [plain, normalised])
@@ -220,13 +219,13 @@ def test_regression_takes_the_noise_of_the_residuals() -> None:
     assert float(given.likelihood.noise) == 0.4
 
 
-@pytest.mark.parametrize("where", ["in an epoch", "between the two files"])
+@pytest.mark.parametrize("where", ["in an epoch", "in a collection"])
 def test_interrupted_trainings_go_on(where: str, tmp_path, monkeypatch) -> None:
     settings = {"likelihood": "classification", "epochs": 5, "rank": 3, "lr": 0.1, "progress": False}
     model = normalised()
     whole = swag(model, data(), **settings)
     file = tmp_path / "c.safetensors"
-    owner, name = (loop, "_epoch") if where == "in an epoch" else (SwagCollector, "write")
+    owner, name = (loop, "_epoch") if where == "in an epoch" else (SwagCollector, "collect")
     original, calls = getattr(owner, name), []
 
     def stops(*args):
@@ -252,9 +251,9 @@ def test_interrupted_trainings_go_on(where: str, tmp_path, monkeypatch) -> None:
         swag(model, data(), checkpoint=file, **(settings | {"lr": 0.2}))
 
 
-def test_refusals(monkeypatch) -> None:
+def test_refusals(set_sizes) -> None:
     model = plain()
-    with pytest.raises(BadOption, match="collects 1 times"):
+    with pytest.raises(BadOption, match="gives 1 collections"):
         swag(model, data(), likelihood="classification", epochs=3, every=2)
     with pytest.raises(BadOption, match="rank=1"):
         swag(model, data(), likelihood="classification", rank=1)
@@ -272,6 +271,6 @@ def test_refusals(monkeypatch) -> None:
     with pytest.raises(BadData, match="NaN"):
         collector.collect()
     posterior = walked(plain(), 2, 2)[0].posterior("classification")
-    monkeypatch.setattr("whence.posteriors.covariance.LIMIT", 100)
+    set_sizes(dense_covariance=100)
     with pytest.raises(TooLarge, match="sample"):
         posterior.covariance()

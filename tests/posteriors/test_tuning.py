@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
+from whence.errors import BadData
 from whence.likelihoods import Gaussian
-from whence.posteriors import validation as module
-from whence.posteriors.evidence import log_evidence
+from whence.posteriors.laplace import validation as module
+from whence.posteriors.laplace.evidence import log_evidence
 from whence.predictive.linearised import moments
 
 
@@ -253,12 +255,14 @@ def without_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, posterior)
 
     monkeypatch.setattr(module.Validation, "_projected", counted)
-    monkeypatch.setattr(module.Piece, "bytes", 10**12)
+    monkeypatch.setattr(module.ProjectedExamples, "bytes", 10**12)
     return passes
 
 
 @pytest.mark.parametrize("data_scale", [False, True, "auto"])
-def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_to_keep_is_projected_few_times(
+    data_scale: object, monkeypatch: pytest.MonkeyPatch, set_sizes: Any
+) -> None:
     """Without room for projections the same values are tried with the same scores, in four passes at most."""
     net, train, validation = trained()
     posterior = whence.laplace(net, train, likelihood="classification", prior_precision=1.0, progress=False)
@@ -274,7 +278,7 @@ def test_what_is_too_large_to_keep_is_projected_few_times(data_scale: object, mo
         assert a.score == pytest.approx(b.score, rel=1e-6)
 
     passes.clear()
-    monkeypatch.setattr(module, "KEEP", 1000)  # nor for covariances
+    set_sizes(validation=1000)  # nor for covariances
     again = posterior.tune(validation, data_scale=data_scale, progress=False).tuning
     assert len(passes) > few
     assert [t.score for t in again.trials] == pytest.approx([t.score for t in kept.trials], rel=1e-6)
@@ -295,3 +299,58 @@ def test_layers_are_tuned_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({round(float(v), 9) for v in found.prior_precision.values()}) > 1
     assert found.prior_precision == pytest.approx(slow.prior_precision)
     assert [t.score for t in found.tuning.trials] == pytest.approx([t.score for t in slow.tuning.trials], rel=1e-9)
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double(), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+
+
+def test_validation_labels_that_do_not_count() -> None:
+    model, x, y = network()
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    with pytest.raises(BadData, match="every label is ignore_index"):
+        posterior.tune((x, torch.full_like(y, -100)))
+    some = torch.where(torch.arange(12) < 6, y, -100)
+    assert posterior.tune((x, some)).tuning.score == pytest.approx(posterior.tune((x[:6], y[:6])).tuning.score)
+
+
+def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def classes(count: int = 24) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.arange(count) % 2
+
+
+def test_low_rank_variances_are_not_negative_in_float32() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1))
+    x = torch.linspace(-2, 2, 60).unsqueeze(1)
+    posterior = whence.laplace(
+        model, (x, x.sin()), likelihood=whence.Gaussian(0.01), structure="lowrank", prior_precision=0.01
+    )
+    assert float(posterior.predict(x).epistemic.min()) >= 0
+    assert min(float(v.min()) for v in posterior.variance().values()) >= 0
+    tuned = posterior.tune((x, x.sin()))
+    assert math.isfinite(tuned.tuning.score)
+
+
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_tuning_stays_where_float32_can_follow(structure: str) -> None:
+    """Random labels: the loss is flat or unbounded, and the answer must still be a sober one."""
+    model, data = mlp(), (torch.randn(60, 3), torch.randint(2, (60,)))
+    for prior in (1.0, whence.Relative()):
+        fitted = whence.laplace(model, data, likelihood="classification", structure=structure, prior_precision=prior)
+        tuned = fitted.tune(data)
+        assert 1e-8 < fitted.block_prior(fitted.blocks[:1]).delta / tuned.data_scale < 1e12
+    assert math.isfinite(tuned.tuning.score)
+
+
+def test_an_indefinite_hessian_can_be_tuned() -> None:
+    model, (x, y) = mlp(), classes(40)
+    posterior = whence.laplace(
+        model, (x, y), likelihood="classification", structure="full", curvature="hessian", prior_precision=100.0
+    )
+    assert math.isfinite(posterior.tune((x, y)).tuning.score)

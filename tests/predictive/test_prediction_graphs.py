@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
-from whence import replay
-from whence.checks import Watch
+from whence.engine import graphs as replay
+from whence.engine.checks import DeferredChecks
+from whence.engine.graphs import Replayed
 from whence.predictive import dispatch, linearised
-from whence.replay import Replayed
 
 Step = Callable[[], None]
 
@@ -27,7 +27,9 @@ class Stand:
     ) -> None:
         self.captures = self.replays = 0
         self.spoil, self.refuse, self.execute = spoil, refuse, execute
-        monkeypatch.setattr(linearised, "_replays", lambda posterior, piece: posterior.curvature.options.cuda_graphs)
+        monkeypatch.setattr(
+            linearised, "_replays", lambda posterior, piece: posterior.curvature.options.execution.cuda_graphs
+        )
         monkeypatch.setattr(linearised, "Replayed", self.make)
         monkeypatch.setattr(linearised, "piece_size", lambda *_: 4)
         monkeypatch.setattr(replay, "BUSY", 1e9)
@@ -112,7 +114,7 @@ def test_few_inputs_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    post = posterior(cuda_graphs=False)
+    post = posterior(execution=whence.Execution(cuda_graphs=False))
     stand = Stand(monkeypatch)
     post.predict(inputs(64))
     assert not stand.captures
@@ -122,8 +124,8 @@ def test_a_bad_input_of_a_replayed_piece_is_told(monkeypatch: pytest.MonkeyPatch
     post, x = posterior(), inputs(64)
     x[50, 0, 2, 2] = torch.nan
     stand = Stand(monkeypatch)
-    monkeypatch.setattr(dispatch, "Watch", lambda: Watch(gather_on_cpu=True))
-    monkeypatch.setattr("whence.batches.check_finite", lambda *_: None)
+    monkeypatch.setattr(dispatch, "DeferredChecks", lambda: DeferredChecks(on_cpu=True))
+    monkeypatch.setattr("whence.engine.batches.check_finite", lambda *_: None)
     with pytest.raises(whence.errors.BadData, match="the outputs of the network"):
         post.predict(x)
     assert stand.replays >= 10

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close, bayesian, fitted
@@ -192,11 +194,11 @@ def test_a_loader_gives_what_one_tensor_gives() -> None:
     assert_close(parts.samples, whole.samples)
 
 
-def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_give_what_the_whole_gives(set_sizes: Any) -> None:
     case = ALL["conv2d"](8)
     posterior = fitted(case)
     whole = posterior.predict(case.x).logit_cov
-    monkeypatch.setattr("whence.curvature.jacobian.BUDGET", 1)
+    set_sizes(intermediate=1)
     assert_close(posterior.predict(case.x).logit_cov, whole)
     small = fitted(case)
     for a, b in zip(small.curvature.structures, posterior.curvature.structures, strict=True):
@@ -247,8 +249,8 @@ def test_dense_outputs() -> None:
     assert prediction.probs.shape == (3, 3, 4, 4)
     assert_close(prediction.probs.sum(1), torch.ones(3, 4, 4, dtype=torch.float64))
     assert prediction.entropy.shape == prediction.epistemic.shape == (3, 4, 4)
-    with pytest.raises(whence.errors.NotDefined, match="method='sampled'"):
-        exact.predict(x, method="linearised")
+    linearised = exact.predict(x, method="linearised")
+    assert linearised.entropy.shape == linearised.epistemic.shape == (3, 4, 4)
 
 
 def test_classes_in_the_last_dimension() -> None:
@@ -289,3 +291,70 @@ def test_draws_go_one_by_one_where_one_keeps_a_gpu_busy() -> None:
     assert draws_together(BUSY // 64, gpu) > 100
     assert draws_together(2**20, cpu) == 16
     assert draws_together(2**40, cpu) == draws_together(2**40, gpu) == 1
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double(), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 3
+
+
+def test_a_covariance_that_is_not_kept_takes_no_room(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
+    from whence.predictive import dispatch
+
+    model, x, y = network()
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    made: list[Any] = []
+    plain = dispatch._Collected.__init__
+    monkeypatch.setattr(dispatch._Collected, "__init__", lambda self, x: (made.append(self), plain(self, x))[1])
+    set_sizes(covariance=5 * 9 * 8, intermediate=1)  # pieces of one input
+    prediction = posterior.predict(x.numpy())
+    assert "covariance" not in made[0].buffers
+    found = prediction.logit_cov
+    monkeypatch.undo()
+    set_sizes(covariance=2**26, intermediate=2**26)
+    assert_close(found, posterior.predict(x).logit_cov, 1e-12)
+
+
+def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def classes(count: int = 24) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3), torch.arange(count) % 2
+
+
+def test_a_shuffled_loader_is_not_read_again(set_sizes: Any) -> None:
+    set_sizes(covariance=10)
+    model, (x, y) = mlp(), classes()
+    posterior = whence.laplace(model, (x, y), likelihood="classification")
+    prediction = posterior.predict(iter([(x[:10], y[:10]), (x[10:], y[10:])]))
+    assert len(prediction.probs) == 24
+    with pytest.raises(whence.errors.NotDefined, match="loader"):
+        _ = prediction.logit_cov
+    assert_close(posterior.predict(x).logit_cov, posterior.predict(x).logit_cov)
+
+
+def test_outputs_without_a_second_dimension() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(outputs=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).squeeze(1)
+
+    x, y = classes()
+    for likelihood, targets in (("binary", y.float()), ("regression", x[:, 0])):
+        posterior = whence.laplace(Flat(), (x, targets), likelihood=likelihood)
+        prediction = posterior.predict(x)
+        assert len(prediction.epistemic) == 24
+
+
+def test_the_bridge_of_large_logits() -> None:
+    model, (x, y) = mlp(outputs=3), classes()
+    with torch.no_grad():
+        model[2].weight.mul_(500)
+    probs = whence.laplace(model, (x, y), likelihood="classification").predict(x, link="bridge").probs
+    assert bool(torch.isfinite(probs).all())
+    assert_close(probs.sum(1), torch.ones(24), 1e-5)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
-from whence.batches import Data
+from whence.engine.batches import Data
+from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral
-from whence.posteriors.block import BlockGaussian
-from whence.posteriors.search import Search
-from whence.posteriors.validation import projected
+from whence.posteriors.laplace.search import Search
+from whence.posteriors.laplace.validation import projected
 from whence.predictive.projection import Rows, Unshared
-from whence.predictive.separable import AT_ONCE, Lattice, Pairs, Priors, weigh_linear
+from whence.predictive.separable import Lattice, Pairs, Priors, weighted_linear
 
 DELTAS = [10.0**e for e in (-9, -3, 0, 0.37, 2, 5, 9, 1.1, -1.7)]
 
@@ -30,8 +31,8 @@ def spectrum(size: int, power: int, top: float, rank: int, seed: int) -> torch.T
     return values.sort().values
 
 
-def weigh_priors(a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float) -> Tensor:
-    return weigh_linear(a2, g, Lattice(gammas, alphas, scale, DELTAS), Pairs(g.device))
+def weighted_priors(a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float) -> Tensor:
+    return weighted_linear(a2, g, Lattice(gammas, alphas, scale, DELTAS), Pairs(g.device))
 
 
 @pytest.mark.parametrize("rank", [30, 11, 1, 0])
@@ -41,22 +42,22 @@ def test_interpolation_is_exact_to_rounding(rank: int, scale: float) -> None:
     a2 = torch.rand(7, 30, dtype=torch.float64, generator=generator)
     g = torch.randn(7, 4, 300, dtype=torch.float64, generator=generator)
     alphas, gammas = spectrum(30, 8, 50.0, rank, 1), spectrum(300, 12, 1e4, 250, 2)
-    found = weigh_priors(a2, g, gammas, alphas, scale)
+    found = weighted_priors(a2, g, gammas, alphas, scale)
     for delta, ours in zip(DELTAS, found, strict=True):
         weights = a2 @ (1 / (scale * gammas.unsqueeze(1) * alphas + delta)).mT
         assert_close(ours, (g * weights.unsqueeze(1)) @ g.mT, 1e-7)
 
 
-def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
     from whence.predictive import separable
 
     a2, g = torch.rand(9, 5, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
     gammas, alphas = spectrum(6, 2, 3.0, 6, 1), spectrum(5, 2, 2.0, 5, 2)
-    whole = weigh_priors(a2, g, gammas, alphas, 1.0)
-    monkeypatch.setattr(separable, "AT_ONCE", AT_ONCE // 10**5)
+    whole = weighted_priors(a2, g, gammas, alphas, 1.0)
+    set_sizes(priors=80)
     monkeypatch.setattr(separable, "PRIORS", 2)
     monkeypatch.setattr(separable, "OUTPUTS", 4)
-    assert_close(weigh_priors(a2, g, gammas, alphas, 1.0), whole, 1e-12)
+    assert_close(weighted_priors(a2, g, gammas, alphas, 1.0), whole, 1e-12)
 
 
 def test_tap_by_tap_is_the_same_as_by_products() -> None:
@@ -67,7 +68,7 @@ def test_tap_by_tap_is_the_same_as_by_products() -> None:
         table = lattice.table(a2)[which]
         assert_close(lattice._by_taps(table), lattice._by_products(table), 1e-12)
         assert_close(lattice._by_taps(table), lattice.weights(table), 1e-12)
-        whole = lattice._whole(lattice.kernel.shape[1])
+        whole = lattice._interpolation_matrix(lattice.kernel.shape[1])
         assert_close((table @ whole).unflatten(1, lattice.shape), lattice.weights(table), 1e-12)
 
 
@@ -87,8 +88,8 @@ def test_a_float32_posterior_takes_it(prior: float | whence.Prior) -> None:
         assert isinstance(projection, Unshared)
         assert projection.spectrum is not None
         moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
-        exact = projection.weigh_many(m.weights() for m in moved)
-        found = projection.weigh_priors(Priors(moved))
+        exact = projection.weighted_many(m.weights() for m in moved)
+        found = projection.weighted_priors(Priors(moved))
         for ours, wanted in zip(found, exact, strict=True):
             assert_close(ours, wanted, 2e-6)
         assert not torch.equal(found[3], exact[3])  # it was interpolated
@@ -100,12 +101,8 @@ def at(gaussian: BlockGaussian, rs: Sequence[float]) -> list[BlockGaussian]:
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
 @pytest.mark.parametrize("together", [2**40, 2000])
-def test_rows_under_many_priors_are_those_under_each(
-    structure: str, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from whence.predictive import separable
-
-    monkeypatch.setattr(separable, "AT_ONCE", together)
+def test_rows_under_many_priors_are_those_under_each(structure: str, together: int, set_sizes: Any) -> None:
+    set_sizes(priors=together)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 4)).double()
     x, y = torch.randn(20, 2, 5, 5, dtype=torch.float64), torch.randint(4, (20,))
@@ -116,8 +113,8 @@ def test_rows_under_many_priors_are_those_under_each(
         if isinstance(projection, Rows):
             seen += 1
             moved = at(gaussian, (-9, -4, -1, 0, 0.5, 3, 8))
-            exact = torch.stack(projection.weigh_many(m.weights() for m in moved))
-            assert_close(projection.weigh_priors(Priors(moved)), exact, 1e-10)
+            exact = torch.stack(projection.weighted_many(m.weights() for m in moved))
+            assert_close(projection.weighted_priors(Priors(moved)), exact, 1e-10)
     assert seen
 
 
@@ -125,7 +122,7 @@ def test_a_prior_that_is_too_small_for_the_curvature_gives_nan_and_no_other_does
     torch.manual_seed(0)
     rows = Rows(torch.randn(5, 3, 4))
     gaussian = BlockGaussian("a", DiagonalSpectral(torch.tensor([-1.0, 0.0, 2.0, 3.0])), 1.5, 1.0)
-    found = rows.weigh_priors(Priors([replace(gaussian, delta=d) for d in (0.1, 0.5, 1.5, 2.0, 3.0, 4.0)]))
+    found = rows.weighted_priors(Priors([replace(gaussian, delta=d) for d in (0.1, 0.5, 1.5, 2.0, 3.0, 4.0)]))
     assert found[:2].isnan().all()
     assert found[2:].isfinite().all()
 

@@ -54,7 +54,7 @@ def test_binary_labels(outputs: Tensor) -> None:
     split = prediction.variance_split()
     close(split.total, split.aleatoric + split.epistemic)
     close(prediction.entropy, prediction.aleatoric + prediction.epistemic)
-    with pytest.raises(NotDefined, match="leave full out"):
+    with pytest.raises(NotDefined, match="omit full"):
         prediction.variance_split(full=True)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
 
-from whence.where.table import LayerRow, Where
-from whence.where.tabular import Table
+from whence.tables import Table
+from whence.where.where import LayerRow, Where
 
 
 class Given(Where):
@@ -47,7 +48,8 @@ class Given(Where):
 
 
 def layer(name: str, share: float | None = 0.9, prior: float | None = 0.8, explained: float | None = 0.3) -> LayerRow:
-    return LayerRow(name, "Linear", 10, 0.5, 0.4, 0.1, 0.4, 0.9, 4.0, 2.0, 0.3, 0.02, share, prior, explained)
+    fixed = LayerRow(name, "Linear", 10, 0.5, 0.4, 0.1, 0.4, 0.9, 4.0, 2.0, 0.3, 0.02)
+    return replace(fixed, variance_share=share, prior_share=prior, explained=explained)
 
 
 def given(*rows: LayerRow, inputs=None, precisions=(3.0, 3.0)) -> Given:
@@ -55,7 +57,9 @@ def given(*rows: LayerRow, inputs=None, precisions=(3.0, 3.0)) -> Given:
     blocks = [SimpleNamespace(name=row.name) for row in rows]
     by_name = {b.name: d for b, d in zip(blocks, precisions, strict=False)}
     prior = SimpleNamespace(of=lambda blocks: SimpleNamespace(delta=by_name[blocks[0].name]))
-    return Given(list(rows), SimpleNamespace(prior=prior, blocks=blocks), inputs)
+    posterior = SimpleNamespace(prior=prior, blocks=blocks)
+    posterior.as_laplace = lambda what: posterior
+    return Given(list(rows), posterior, inputs)
 
 
 def drawn(found) -> None:

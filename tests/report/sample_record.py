@@ -14,7 +14,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028%{x}"
 DEEP = "module.backbone_encoder."
 KINDS = ("conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "conv7", "fc1", "fc2", "fc3")
 SECTIONS = (
-    "verdict", "quality", "deferral", "layers", "profile", "sensitivity", "maps", "inputs", "novelty", "pruning",
+    "quality", "deferral", "layers", "profile", "sensitivity", "maps", "inputs", "novelty", "pruning",
     "answers",
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ def tabular(feature: str = "sepal length (cm)") -> Record:
 
 def bare(interrupted: str | None = "quality") -> Record:
     """An audit that was stopped at once: nearly every section is missing."""
-    record = _frame("Stopped", "other", ["fc1"], None, None)
+    record = _frame("Stopped", "outputs", ["fc1"], None, None)
     record["data"].update(test=None, validation=None, ood=None)
     record["run"].update(
         interrupted=interrupted, left_out=[{"what": name, "why": f"no test data for {name}"} for name in SECTIONS]
@@ -124,7 +124,7 @@ def _frame(title: str, task: str, found: list[str], classes: list[str] | None, s
     structures = [{"name": n, "kind": "Linear", "parameters": 400, "structure": "kron", "reason": ""} for n in found]
     return {
         "schema": "whence.audit/1", "created": "2026-11-15T14:00:00+00:00", "title": title, "task": task,
-        "classes": classes,
+        "classes": classes, "comparison": None,
         "network": {"kind": "LeNet5", "parameters": 431080, "bayesian": 430592, "layers": len(found)},
         "data": {
             "train": {"inputs": 1000}, "test": {"inputs": 540, "cut": False},
@@ -155,7 +155,8 @@ def _frame(title: str, task: str, found: list[str], classes: list[str] | None, s
             "versions": {"whence": "0.4.0", "torch": "2.13.0", "numpy": "2.3.0", "python": "3.11.2"},
             "platform": "Linux x86_64", "device": "cpu", "seed": 0,
             "seconds": {"fit": 1.21, "tune": 3.4, "quality": 0.8, "profile": 12.9, "pruning": 95.0},
-            "posterior": {"structure": "kron", "curvature": "ggn", "prior_precision": 12.4, "data_scale": 0.84,
+            "posterior": {"kind": "Laplace", "describe": "Laplace(kron, ggn)", "training": None, "structure": "kron",
+                          "curvature": "ggn", "prior_precision": 12.4, "data_scale": 0.84,
                           "tuned_on": "validation data", "log_evidence": -1234.5},
             "structures": structures, "covered": 0.9989,
             "not_covered": ["488 parameters of BatchNorm layers are held at their trained values"],
@@ -233,7 +234,8 @@ def _view(rng: np.random.Generator, nodes: list[Record], key: str, kind: str, la
     explained[-1] = None
     return {
         "key": key, "kind": kind, "label": label, "inputs": inputs, "variance": float(rng.uniform(0.5, 9)),
-        "share": _shares(rng, nodes, negative=kind != "prior"), "explained": explained,
+        "share": _shares(rng, nodes, negative=kind != "prior"), "prior_share": [0.0] * len(nodes),
+        "explained": explained,
     }  # fmt: skip
 
 
@@ -244,7 +246,8 @@ def _difference(ood: Record, test: Record) -> Record:
     share = [a - b for a, b in zip(ood["share"], test["share"], strict=True)]
     label = "Out of distribution − test"
     return {"key": "difference", "kind": "difference", "label": label, "inputs": 500,
-            "variance": ood["variance"] - test["variance"], "share": share, "explained": explained}  # fmt: skip
+            "variance": ood["variance"] - test["variance"], "share": share, "prior_share": [0.0] * len(share),
+            "explained": explained}  # fmt: skip
 
 
 def _layers(rng: np.random.Generator, profile: Record, found: list[str]) -> list[Record]:
@@ -267,7 +270,7 @@ def _layers(rng: np.random.Generator, profile: Record, found: list[str]) -> list
                 "name": name, "kind": "Conv2d" if "conv" in name else "Linear", "parameters": 2572,
                 "std": float(rng.uniform(0.01, 0.2)), "identified": 0.42, "identified_q05": 0.02,
                 "identified_q50": 0.4, "identified_q95": 0.93, "effective_parameters": 1080.24,
-                "signal_to_noise": 1.7, "structure": "kron", **sets,
+                "signal_to_noise": 1.7, "disagreement": None, "structure": "kron", **sets,
             }
         )  # fmt: skip
     return rows

@@ -11,7 +11,7 @@ import pytest
 
 from tests.report import sample_comparison, sample_record
 from tests.report.browser import chromium, opened, until
-from whence.report.page import render
+from tests.report.typed import render
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 
 import numpy as np
@@ -12,12 +11,12 @@ import torch
 
 from tests.report.given import drawn, given, layer, lines, names_of, ticks, widths
 from whence import errors
+from whence.extras.pruning.curve import PruneCurve, PruneRow
+from whence.extras.tracking.records import TrackedLayer, TrackRecord
+from whence.extras.tracking.track import Track
 from whence.metrics import Estimate, Reliability, RiskCoverage
 from whence.report import figures
-from whence.where.prune_curve import PruneCurve, PruneRow
-from whence.where.tabular import Table
-from whence.where.track import Track
-from whence.where.track_log import TrackedLayer, TrackRecord
+from whence.tables import Table
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -250,17 +249,6 @@ def test_into_axes_that_are_given() -> None:
     drawn(figure)
     with pytest.raises(errors.BadOption, match="grid"):
         figures.shares(given(), ax=Figure().add_axes((0, 0, 1, 1)))
-
-
-def test_pyplot_is_left_alone() -> None:
-    code = (
-        "import io, sys, torch; from whence.report import figures; before = 'matplotlib' in sys.modules;"
-        "figures.entropies({'a': torch.rand(9)}).figure.savefig(io.BytesIO());"
-        "print(before, 'matplotlib.pyplot' in sys.modules);"
-        "import matplotlib.pyplot as plt; print(plt.get_fignums())"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split("\n")[:2] == ["False False", "[]"]
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.covering import covering
 from tests.report import sample_record
 from tests.report.browser import chromium, labels, opened, until, widths
-from whence.report.page import render
+from tests.report.typed import render
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,14 @@ def page(browser: Any, folder: Path) -> Iterator[Any]:
         yield one
 
 
-@pytest.mark.parametrize("kind", ["images", "tabular", "bare", "hostile", "deep"])
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+SCREENS = [(1280, "light"), (390, "dark")]
+
+
+@pytest.mark.parametrize(("kind", "screen"), covering(["images", "tabular", "bare", "hostile", "deep"], SCREENS))
 def test_every_chart_draws_and_nothing_sticks_out(
-    browser: Any, folder: Path, kind: str, width: int, scheme: str
+    browser: Any, folder: Path, kind: str, screen: tuple[int, str]
 ) -> None:
+    width, scheme = screen
     with opened(browser, folder / f"{kind}.html", width, 844, color_scheme=scheme) as page:
         page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         until(

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.report import sample_comparison, sample_record
-from tests.report.test_page import Outline, nodes
-from whence.report.page import render
-from whence.report.page.charts import deferral_curve, pruned, sensitivity
-from whence.report.page.icicle import fitted, profile
-from whence.report.page.maps import weight_maps
-from whence.report.page.naming import common, dotted, without_common
+from tests.report.test_page import Outline
+from tests.report.typed import audit, nodes, render
+from whence.report.page.charts import deferral_curve, pruning_curve, sensitivity_curve
+from whence.report.page.icicle import fitted, icicle
+from whence.report.page.names import common_prefix, dotted, without_common
+from whence.report.page.weight_maps import weight_map
+from whence.report.record.convert import changed, from_json
+from whence.report.record.sections import WeightMap
 
 PREFIX = sample_record.DEEP
 
@@ -46,7 +48,7 @@ def images() -> dict[str, Any]:
     ],
 )
 def test_the_common_beginning_ends_at_a_dot_and_leaves_a_name(names: list[str], prefix: str) -> None:
-    assert common(names) == prefix
+    assert common_prefix(names) == prefix
 
 
 def test_names_may_break_after_dots_and_stay_text() -> None:
@@ -61,16 +63,21 @@ def test_what_all_names_begin_with_is_said_once(page: str) -> None:
 
 
 def test_short_names_change_nothing_else(deep: dict[str, Any], images: dict[str, Any]) -> None:
-    text = json.dumps(deep).replace(PREFIX, "")
-    assert json.loads(text) == without_common(json.loads(json.dumps(deep)))[0]
-    assert without_common(images) == (images, "")
+    short = json.loads(json.dumps(deep).replace(PREFIX, ""))
+    assert without_common(audit(deep)) == (audit(short), PREFIX)
+    assert without_common(audit(images)) == (audit(images), "")
 
 
 def test_only_names_lose_their_beginning_in_sentences() -> None:
-    said = ["'a.b' is a. But data.a.b, a.b.c and (a.b)"]
-    record = {"layers": [{"name": "a.b"}, {"name": "a.c"}], "answers": [{"words": said, "numbers": {"a.b": 1}}]}
-    short = without_common(record)[0]["answers"][0]
-    assert short == {"words": ["'b' is a. But data.a.b, b.c and (b)"], "numbers": {"b": 1}}
+    said = "'a.b' is a. But data.a.b, a.b.c and (a.b)"
+    record = sample_record.bare()
+    record["answers"] = [{"question": "?", "words": said, "numbers": {"a.b": 1}}]
+    record["sensitivity"] = [
+        {"factor": 1.0, "name": name, "variance_share": 0.5, "explained": 0.5} for name in ("a.b", "a.c")
+    ]
+    record["run"]["structures"] = []
+    (short,) = without_common(audit(record))[0].answers or ()
+    assert (short.words, short.numbers) == ("'b' is a. But data.a.b, b.c and (b)", {"b": 1})
 
 
 def test_a_comparison_loses_the_common_beginning_too() -> None:
@@ -83,7 +90,7 @@ def test_a_comparison_loses_the_common_beginning_too() -> None:
 
 def test_legends_name_a_dozen_layers(deep: dict[str, Any], page: str) -> None:
     assert "and 11 more" in Outline(page).words
-    traces = sensitivity(deep["sensitivity"])["data"]
+    traces = sensitivity_curve(audit(deep).sensitivity)["data"]
     named = [trace for trace in traces if trace.get("showlegend", True)]
     assert len(traces) == 24 and len(named) == 13 and named[-1]["name"] == "and 11 more"
     largest = max(deep["sensitivity"], key=lambda row: row["variance_share"])["name"]
@@ -92,13 +99,13 @@ def test_legends_name_a_dozen_layers(deep: dict[str, Any], page: str) -> None:
 
 
 def test_small_layers_are_folded_in_each_view(deep: dict[str, Any], images: dict[str, Any]) -> None:
-    found = profile(deep["profile"])
+    found = icicle(audit(deep).profile)
     for view in deep["profile"]["views"]:
         pairs = zip(deep["profile"]["nodes"], view["share"], strict=True)
         small = [i for i, (node, share) in enumerate(pairs) if node["level"] == "layer" and abs(share) < 0.005]
         assert found["views"][view["key"]]["small"] == small
     assert len(found["views"]["test"]["small"]) > 5
-    assert not any(view["small"] for view in profile(images["profile"])["views"].values())
+    assert not any(view["small"] for view in icicle(audit(images).profile)["views"].values())
 
 
 def test_rounded_shares_are_not_called_negative() -> None:
@@ -110,10 +117,8 @@ def test_rounded_shares_are_not_called_negative() -> None:
 
 
 def test_the_prior_alone_has_no_negative_shares(images: dict[str, Any]) -> None:
-    record = json.loads(json.dumps(images["profile"]))
-    for view in record["views"]:
-        view["share"] = [round(share, 6) for share in view["share"]]
-    views = profile(record)["views"]
+    rounded = changed(audit(images).profile, {float: lambda share: round(share, 6)})
+    views = icicle(rounded)["views"]
     assert "negative share" not in views["prior"]["note"] and "negative share" in views["test"]["note"]
 
 
@@ -131,9 +136,10 @@ def test_the_prior_alone_has_no_negative_shares(images: dict[str, Any]) -> None:
 )
 def test_weight_maps_stay_low(kind: str, shape: tuple[int, int], count: int, most: int) -> None:
     zeros = [[0.1] * shape[1]] * shape[0]
-    tiles = [{"label": f"unit {i}", "weight": zeros, "std": zeros, "identified": zeros} for i in range(count)]
-    given = {"layer": "a", "kind": kind, "height": shape[0], "width": shape[1], "tiles": tiles}
-    made = weight_maps([given])[0]
+    grids = {"weight": zeros, "std": zeros, "identified": zeros}
+    tiles = [{"label": f"unit {i}", "unit": i, **grids} for i in range(count)]
+    given = {"layer": "a", "parameter": "a.weight", "kind": kind, "height": shape[0], "width": shape[1], "note": ""}
+    made = weight_map(from_json(WeightMap, {**given, "tiles": tiles}))
     for key, width in (("wide", 880), ("narrow", 350)):
         one = made[key]
         assert 120 < min(width * one["ratio"], one["most"]) + one["more"] <= most, key
@@ -159,7 +165,7 @@ def test_long_names_of_classes_are_whole_in_their_title(deep: dict[str, Any], pa
 
 def test_a_network_without_errors_has_a_sentence_and_no_curve(images: dict[str, Any]) -> None:
     deferral = json.loads(json.dumps(images["deferral"]))
-    assert deferral_curve(deferral)["data"]
+    assert deferral_curve(audit(images).deferral)["data"]
     for curve in deferral["curve"].values():
         curve["error"] = [0.0] * len(curve["error"])
     outline = Outline(render({**images, "deferral": deferral}))
@@ -171,8 +177,8 @@ def test_a_network_without_errors_has_a_sentence_and_no_curve(images: dict[str, 
 
 
 def test_pruning_is_of_the_prunable_weights(images: dict[str, Any]) -> None:
-    title = pruned(images["pruning"]["rows"])["layout"]["xaxis"]["title"]["text"]
-    assert title == "part of the prunable weights removed"
+    title = pruning_curve(audit(images).pruning.rows)["layout"]["xaxis"]["title"]["text"]
+    assert title == "share of prunable weights removed"
 
 
 @pytest.mark.parametrize("answers", ["all", "none", None])

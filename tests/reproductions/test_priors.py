@@ -20,8 +20,8 @@ from reproductions.own.priors.rules import prior_of
 from reproductions.own.priors.subjects import Subject, subjects
 from reproductions.own.priors.tables import LAWFUL
 from reproductions.store import Values, read, values
-from tests.law.networks import inputs, made
-from tests.law.test_rescaling import rescaled, targets
+from tests.priors.networks import inputs, made
+from tests.priors.test_rescaling import rescaled, targets
 from tests.reproductions import laws
 from whence.predictive.linearised import moments
 

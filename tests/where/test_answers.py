@@ -11,9 +11,9 @@ from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 from whence.errors import BadData, BadOption, NotDefined, NothingSelected
 from whence.metrics import nll
-from whence.posteriors.restrict import restricted
+from whence.posteriors.laplace.layer_subset import restricted_to_layers
 from whence.predictive.linearised import moments
-from whence.where.answers import answers
+from whence.where.answers import _enough, answers
 
 
 def posterior_of(structure: str = "kron") -> tuple[whence.Laplace, torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def test_a_restricted_posterior_is_the_sum_of_its_layers(name: str, structure: s
     parts = moments(posterior, case.x, by_block=True).by_block
     assert parts is not None
     names = [b.name for b in posterior.blocks]
-    some = restricted(posterior, names[::2])
+    some = restricted_to_layers(posterior, names[::2])
     assert_close(moments(some, case.x).cov, sum(parts[::2]))
     assert set(some.variance()) == {p.name for b in posterior.blocks[::2] for p in b.params}
     assert_close(moments(posterior, case.x).cov, sum(parts))
@@ -48,12 +48,12 @@ def test_a_restricted_posterior_is_the_sum_of_its_layers(name: str, structure: s
 def test_what_cannot_be_restricted_is_refused() -> None:
     posterior, _, _ = posterior_of("full")
     with pytest.raises(NotDefined, match="layers="):
-        restricted(posterior, ["0"])
+        restricted_to_layers(posterior, ["0"])
     posterior, _, _ = posterior_of()
     with pytest.raises(BadOption, match="unknown layer"):
-        restricted(posterior, ["9"])
+        restricted_to_layers(posterior, ["9"])
     with pytest.raises(NothingSelected):
-        restricted(posterior, [])
+        restricted_to_layers(posterior, [])
 
 
 def test_answers_hold_the_numbers_of_the_tables() -> None:
@@ -64,7 +64,7 @@ def test_answers_hold_the_numbers_of_the_tables() -> None:
     last = by_question["Isit"]
     assert last.numbers["share"] == pytest.approx(rows["4"].variance_share)
     assert last.numbers["explained"] == pytest.approx(rows["4"].explained)
-    alone = restricted(posterior, ["4"]).predict(x)
+    alone = restricted_to_layers(posterior, ["4"]).predict(x)
     assert last.numbers["last_layer"]["nll"] == pytest.approx(float(nll(alone, y, resamples=0)))
     fewest = by_question["Whichlayers"] if "cover" in by_question["Whichlayers"].question else found.items[1]
     assert fewest.numbers["share"] >= 0.95
@@ -90,3 +90,26 @@ def test_correlated_layers_and_regression_get_what_is_defined() -> None:
     assert {"nll", "rmse", "ood_auroc"} <= set(first.numbers["whole"])
     with pytest.raises(BadData, match="pair"):
         answers(posterior, x)
+
+
+@pytest.mark.parametrize(
+    ("few", "word"),
+    [
+        ({"nll": 0.3, "ood_auroc": 0.9}, "Yes for prediction"),
+        ({"nll": 0.1, "ood_auroc": 0.95}, "Yes for prediction"),
+        ({"nll": 0.4, "ood_auroc": 0.95}, "No"),
+        ({"nll": 0.1, "ood_auroc": 0.8}, "No"),
+    ],
+)
+def test_the_last_layer_is_enough_for_prediction_where_nothing_gets_worse(few: dict[str, float], word: str) -> None:
+    assert _enough(0.02, few, {"nll": 0.3, "ood_auroc": 0.9}).startswith(word)
+    assert _enough(0.97, few, {"nll": 0.3, "ood_auroc": 0.9}) == "Yes"
+
+
+def test_a_last_layer_that_predicts_better_alone_points_at_the_prior() -> None:
+    posterior, x, _ = posterior_of()
+    with torch.no_grad():
+        y = posterior.network(x).argmax(1)
+    weak, strong = (answers(posterior.with_prior(p), (x, y)).items[0] for p in (1e-4, 1e6))
+    assert weak.numbers["last_layer"]["nll"] < weak.numbers["whole"]["nll"] - 1e-3
+    assert "may be too weak" in weak.words and "too weak" not in strong.words

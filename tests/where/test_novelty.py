@@ -16,9 +16,16 @@ from tests.errors.watch import Busy, data, untouched
 from tests.reference import novelty as slow
 from tests.where.novel import trained
 from whence.errors import BadData, BadOption, NotDefined, Notice
-from whence.where.combining import COMBINATIONS, combined, overall, ranks, shifted_up
-from whence.where.novelty import Novelty, novelty
-from whence.where.reference import Reference, own_precision, profile, reference_of, weakened
+from whence.where.novelty import (
+    Novelty,
+    Reference,
+    novelty,
+    novelty_precision,
+    reference_of,
+    unexplained_by_layer,
+    with_novelty_prior,
+)
+from whence.where.p_values import COMBINATIONS, combined, conformal, reference_scores, shifted_up
 from whence.where.shares import shares
 
 REFERENCE, FRESH = 2000, 2000
@@ -48,12 +55,11 @@ def test_p_values_of_fresh_inputs_are_uniform(name: str, references: dict[str, R
     for layer in range(len(found.names)):
         assert_uniform(found.p_values[:, layer])
     for how in COMBINATIONS:
-        own, score = combined(references[name].unexplained, found.unexplained, how)
-        assert_uniform(overall(own, score))
+        assert_uniform(combined(references[name].unexplained, found.unexplained, how)[1])
     assert 0.003 < float(found.flag(0.01).double().mean()) < 0.025
 
 
-@pytest.mark.parametrize("size", [150, 400])
+@pytest.mark.parametrize("size", [150, pytest.param(400, marks=pytest.mark.slow)])
 def test_overall_p_values_hold_with_many_dependent_layers(size: int) -> None:
     """40 layers that share a factor; averaged over 40 references, so that theirs is no longer the noise."""
     g = torch.Generator().manual_seed(3)
@@ -62,7 +68,7 @@ def test_overall_p_values_hold_with_many_dependent_layers(size: int) -> None:
         common, alone = torch.randn(size + 200, 1, generator=g), torch.randn(size + 200, 40, generator=g)
         u = torch.sigmoid((common + alone - 3).double())
         for how in rates:
-            p = overall(*combined(u[:size], u[size:], how))
+            p = combined(u[:size], u[size:], how)[1]
             rates[how].append(float((p <= 0.05).double().mean()))
     for how, found in rates.items():
         assert abs(np.mean(found) - 0.05) < 0.015, f"{how}: {np.mean(found):.3f}"
@@ -88,7 +94,7 @@ def test_one_layer_is_enough_to_be_seen() -> None:
     u = torch.sigmoid((torch.randn(1050, 1, generator=g) + torch.randn(1050, 40, generator=g) - 3).double())
     u[1000:, 7] = torch.sigmoid(torch.tensor(6.0, dtype=torch.float64))
     for how in ("gauss", "smallest", "cauchy"):
-        assert float(overall(*combined(u[:1000], u[1000:], how)).median()) < 0.01, how
+        assert float(combined(u[:1000], u[1000:], how)[1].median()) < 0.01, how
 
 
 def test_the_twin_agrees() -> None:
@@ -97,14 +103,14 @@ def test_the_twin_agrees() -> None:
     values = torch.rand(25, 3, generator=g, dtype=torch.float64)
     values[0], values[1] = reference[3], reference.amax(0)  # ties
     wanted = [[slow.p_value(reference[:, b].numpy(), float(v[b])) for b in range(3)] for v in values]
-    assert_close(ranks(reference, values), torch.tensor(wanted, dtype=torch.float64), 1e-14)
+    assert_close(conformal(reference, values), torch.tensor(wanted, dtype=torch.float64), 1e-14)
     own, given = (slow.evidences(reference.numpy(), v) for v in (None, values.numpy()))
     for how, score in (("fisher", slow.fisher), ("smallest", slow.smallest), ("cauchy", slow.cauchy)):
-        mine, theirs = combined(reference, values, how)
+        mine, theirs = reference_scores(reference, values, how)
         assert_close(mine, torch.tensor([score(e) for e in own], dtype=torch.float64), 1e-9)
         assert_close(theirs, torch.tensor([score(e) for e in given], dtype=torch.float64), 1e-9)
         p = [slow.p_value(mine.numpy(), float(s)) for s in theirs]
-        assert_close(overall(mine, theirs), torch.tensor(p, dtype=torch.float64), 1e-14)
+        assert_close(combined(reference, values, how)[1], torch.tensor(p, dtype=torch.float64), 1e-14)
 
 
 def test_the_likelihood_ratio_is_that_of_all_subsets() -> None:
@@ -125,7 +131,7 @@ def test_gauss_counts_copies_of_a_layer_less_than_fisher() -> None:
     copies = [torch.cat([t[:, :1]] * 6 + [t[:, 1:]], 1) for t in (reference, values)]
     kept = {}
     for how in ("gauss", "fisher"):
-        once, often = overall(*combined(reference, values, how)), overall(*combined(*copies, how))
+        once, often = combined(reference, values, how)[1], combined(*copies, how)[1]
         kept[how] = float(np.corrcoef(once.log(), often.log())[0, 1])
     assert kept["gauss"] > 0.9 > kept["fisher"]
 
@@ -139,7 +145,7 @@ def test_the_prior_of_novelty_leaves_what_it_says(structure: str) -> None:
     posterior = whence.laplace(model, (x.double(), y), likelihood="classification", structure=structure, progress=False)
     for scale in (1.0, 7.0):
         scaled = posterior.with_data_scale(scale)
-        weak = weakened(scaled, own_precision(scaled, 0.03))
+        weak = with_novelty_prior(scaled, novelty_precision(scaled, 0.03))
         covariance, flat = weak.covariance(), weak.prior.flat([p for b in weak.blocks for p in b.params])
         precision = torch.linalg.inv(covariance)
         groups = [slice(0, 43)] if structure == "full" else [slice(0, 25), slice(25, 43)]
@@ -152,10 +158,10 @@ def test_the_prior_of_novelty_leaves_what_it_says(structure: str) -> None:
 def test_neither_the_prior_precision_nor_the_data_scale_changes_it() -> None:
     posterior, draw = trained("mlp")
     x, _ = draw(50, 9)
-    first = profile(posterior, x, own_precision(posterior))
+    first, _ = unexplained_by_layer(posterior, x, novelty_precision(posterior))
     for other in (posterior.with_prior(1e4), posterior.with_prior(1e-3).with_data_scale(5.0)):
-        assert_close(profile(other, x, own_precision(other)), first, 1e-4)
-        assert_close(profile(other, x, own_precision(posterior)), first, 1e-4)
+        assert_close(unexplained_by_layer(other, x, novelty_precision(other))[0], first, 1e-4)
+        assert_close(unexplained_by_layer(other, x, novelty_precision(posterior))[0], first, 1e-4)
         assert not torch.allclose(shares(other, x).unexplained, first, rtol=0.1)
 
 
@@ -192,9 +198,9 @@ def test_layers_that_never_differ_say_nothing() -> None:
     reference[:, 0] = torch.rand(200, dtype=torch.float64)
     values = reference[:10] + torch.tensor([0.0, 1e-9, -1e-9], dtype=torch.float64)
     for how in COMBINATIONS:
-        own, score = combined(reference, values, how)
+        own, score = reference_scores(reference, values, how)
         assert bool(torch.isfinite(own).all() & torch.isfinite(score).all())
-    assert float(overall(*combined(reference, values, "gauss")).min()) > 0.01
+    assert float(combined(reference, values, "gauss")[1].min()) > 0.01
 
 
 def test_an_input_that_switches_a_layer_off_is_not_familiar() -> None:
@@ -213,7 +219,7 @@ def known() -> Novelty:
         ("first", "second"), torch.linspace(0.1, 0.9, 999, dtype=torch.float64).repeat(2, 1).T, (1, 1)
     )
     u = torch.tensor([[0.95, 0.5], [0.5, 0.5], [0.897, 0.95], [0.95, 0.95]], dtype=torch.float64)
-    p = ranks(reference.unexplained, u)
+    p = conformal(reference.unexplained, u)
     overall_p = torch.tensor([0.001, 0.6, 0.002, 0.001], dtype=torch.float64)
     score = torch.tensor([9.0, 1, 8, 12], dtype=torch.float64)
     return Novelty(reference.names, u, p, score, overall_p, reference, "gauss")
@@ -223,7 +229,7 @@ def test_words_and_tables() -> None:
     found = known()
     assert found.layer == ("first", "first", "second", "first")
     assert found.flag().tolist() == [True, False, True, True]
-    assert found.words(0) == "input 0 departs from the training data (p = 0.001): first in 'first' (p = 0.001)."
+    assert found.words(0) == "input 0 differs from the training data (p = 0.001): first in 'first' (p = 0.001)."
     assert found.words(1).startswith("input 1 is like the training data (p = 0.6")
     assert "first in 'first' (p = 0.005), most in 'second' (p = 0.001)." in found.words(2)
     assert found.words(-1).endswith("first in 'first' (p = 0.001), and in 1 more layer.")
@@ -271,18 +277,18 @@ def test_errors() -> None:
     with pytest.raises(BadOption, match=r"unknown combine 'fischer'. Did you mean 'fisher'\?"):
         novelty(posterior, x, reference=x, combine="fischer")  # type: ignore[arg-type]
     made = reference_of(posterior, x)
-    with pytest.raises(BadOption, match="of the layers 'conv'"):
+    with pytest.raises(BadOption, match="has the layers 'conv'"):
         novelty(posterior, x, reference=replace(made, names=("conv",)))
     with pytest.raises(BadOption, match="other weights"):
         novelty(posterior, x, reference=replace(made, network="0"))
-    with pytest.raises(BadData, match="a reference of 1 input"):
+    with pytest.raises(BadData, match="at least two inputs, not 1"):
         reference_of(posterior, x[:1])
-    with pytest.raises(BadOption, match="left=1 is not between 0 and 1"):
+    with pytest.raises(BadOption, match=r"left=1 is not in \(0, 1\)"):
         reference_of(posterior, x, left=1)
     found = novelty(posterior, x, reference=made)
     with pytest.raises(BadOption, match=r"level=0.001 is not in 0.0083..1: 120 reference inputs"):
         found.flag(0.001)
     with pytest.raises(BadOption, match="there is no input 120 among 120"):
         found.words(120)
-    with pytest.raises(NotDefined, match="a str has not"):
+    with pytest.raises(BadOption, match="is a str, not a posterior"):
         reference_of("posterior", x)  # type: ignore[arg-type]

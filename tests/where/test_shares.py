@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close, bayesian, fitted, output_hessian
+from tests.covering import covering
 from tests.reference import curvature as slow
 from tests.reference.cases import Case
 from tests.reference.networks import ALL
 from whence import zoo
-from whence.curvature.units import units_of
 from whence.errors import BadData, BadOption, NotDefined
+from whence.recording.units import units_of
 from whence.where.connections import connection_shares, connections_of
 from whence.where.weights import identified_of
 
@@ -45,8 +46,9 @@ def by_weight(posterior: whence.Laplace, case: Case) -> Tensor:
     return (jac * (jac @ posterior.covariance())).sum(1)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "structure"), covering(list(ALL), STRUCTURES, always=lambda name, structure: structure == "kron")
+)
 def test_blocks_and_units_are_those_of_brute_force(name: str, structure: str) -> None:
     case = ALL[name](1)
     posterior = fitted(case, structure=structure, rank=6)
@@ -69,13 +71,13 @@ def test_blocks_and_units_are_those_of_brute_force(name: str, structure: str) ->
     assert sum(row.prior_share for row in where.layers) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("structure", "prior"),
-    [(s, 0.7) for s in ("kron", "ekfac", "diag", "full")] + [("kron", whence.Prior(weight=2.0, bias=0.1))],
-)
-@pytest.mark.parametrize("name", ALL)
-def test_connections_are_those_of_brute_force(name: str, structure: str, prior: float | whence.Prior) -> None:
-    case = ALL[name](1)
+FITS: list[tuple[str, float | whence.Prior]] = [(s, 0.7) for s in ("kron", "ekfac", "diag", "full")]
+FITS.append(("kron", whence.Prior(weight=2.0, bias=0.1)))
+
+
+@pytest.mark.parametrize(("name", "fit"), covering(list(ALL), FITS, always=lambda name, fit: fit == FITS[0]))
+def test_connections_are_those_of_brute_force(name: str, fit: tuple[str, float | whence.Prior]) -> None:
+    case, (structure, prior) = ALL[name](1), fit
     posterior = fitted(case, structure=structure, prior_precision=prior)
     if len(posterior.record.output_shape) != 1:
         return
@@ -141,8 +143,8 @@ def test_the_prior_alone_explains_nothing() -> None:
     posterior = fitted(case).with_data_scale(1e-12)
     where = posterior.where(case.x)
     assert all(abs(row.explained) < 1e-6 for row in where.layers)
-    assert where.drowned and "with_prior" in str(where)
-    assert not fitted(case, prior_precision=1e-3).where(case.x).drowned
+    assert where.prior_dominates and "with_prior" in str(where)
+    assert not fitted(case, prior_precision=1e-3).where(case.x).prior_dominates
 
 
 def test_one_example_seen_many_times_is_explained() -> None:
@@ -289,13 +291,13 @@ def test_refuses_in_words() -> None:
     case = ALL["mlp"](0)
     posterior = fitted(case)
     where = posterior.where()
-    with pytest.raises(BadOption, match="ask posterior"):
+    with pytest.raises(BadOption, match="call posterior"):
         where.by_input()
     with pytest.raises(BadOption, match="unknown layer"):
         where.units("nope")
     with pytest.raises(BadOption, match="'information'"):
         posterior.where(case.x, measure="infomation")
-    with pytest.raises(BadData, match="one each"):
+    with pytest.raises(BadData, match="one per input"):
         posterior.where(case.x).by_class([0, 1])
     with pytest.raises(BadOption, match="positive"):
         posterior.where(case.x).sensitivity((0.0,))

@@ -12,11 +12,9 @@ import whence
 from tests.comparison import assert_close, fitted
 from tests.reference.networks import ALL
 from whence.errors import BadOption, TooLarge
-from whence.where import ranks
 from whence.where.activations import activations
-from whence.where.distribution import differences, magnitude
-from whence.where.slices import slices
-from whence.where.spectrum import curvature_maps, spectra, spectrum
+from whence.where.curvature import curvature_maps, slices, spectra, spectrum
+from whence.where.weights import average_ranks, cliffs_delta, differences, kruskal, magnitude, spearman
 
 
 def small(structure: str = "kron", n: int = 60) -> tuple[whence.Laplace, Tensor, Tensor]:
@@ -27,7 +25,7 @@ def small(structure: str = "kron", n: int = 60) -> tuple[whence.Laplace, Tensor,
 
 
 def test_ranks_of_ties_are_their_mean() -> None:
-    assert ranks.average_ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+    assert average_ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
 
 
 def test_rank_statistics_against_their_definitions() -> None:
@@ -35,15 +33,13 @@ def test_rank_statistics_against_their_definitions() -> None:
     x = torch.randint(6, (30,), generator=generator).double()
     y = torch.randint(8, (25,), generator=generator).double()
     signs = [float(a > b) - float(a < b) for a, b in itertools.product(x.tolist(), y.tolist())]
-    assert ranks.cliffs_delta(x, y) == pytest.approx(sum(signs) / len(signs))
+    assert cliffs_delta(x, y) == pytest.approx(sum(signs) / len(signs))
     stats = pytest.importorskip("scipy.stats")
-    assert ranks.spearman(x, x[torch.arange(29, -1, -1)]) == pytest.approx(
-        stats.spearmanr(x, x.flip(0)).statistic, rel=1e-12
-    )
-    h, effect = ranks.kruskal([x, y, y + 1])
+    assert spearman(x, x[torch.arange(29, -1, -1)]) == pytest.approx(stats.spearmanr(x, x.flip(0)).statistic, rel=1e-12)
+    h, effect = kruskal([x, y, y + 1])
     assert h == pytest.approx(stats.kruskal(x, y, y + 1).statistic)
     assert effect == pytest.approx((h - 2) / (80 - 3))
-    assert ranks.kruskal([torch.ones(4), torch.ones(5)]) == (0.0, 0.0)
+    assert kruskal([torch.ones(4), torch.ones(5)]) == (0.0, 0.0)
 
 
 def test_layers_that_differ_are_told() -> None:
@@ -115,7 +111,7 @@ def test_maps_multiply_back_to_the_curvature() -> None:
     )
     data = torch.randn(3, 70), torch.randint(60, (3,))
     big = whence.laplace(nn.Linear(70, 60), data, likelihood="classification", structure="lowrank", rank=2)
-    with pytest.raises(TooLarge, match="4096"):
+    with pytest.raises(TooLarge, match="4,096"):
         curvature_maps(big, big.blocks[0].name)
 
 

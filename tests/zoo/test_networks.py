@@ -124,8 +124,8 @@ def test_transformer_layers_start_differently() -> None:
     [
         (lambda: networks.network("lenet", (1, 28, 28), 10), "'lenet5'"),
         (lambda: networks.network("mlp", 4, 2, hiden=(3,)), "'hidden'"),
-        (lambda: networks.wide_resnet(depth=18), "take 16 or 22"),
-        (lambda: networks.wide_resnet(depth=4), "take 10 or 16"),
+        (lambda: networks.wide_resnet(depth=18), "use 16 or 22"),
+        (lambda: networks.wide_resnet(depth=4), "use 10 or 16"),
         (lambda: networks.wide_resnet(shortcut="3x3"), "'1x1'"),
         (lambda: networks.vgg(depth=12), "11, 13, 16, 19"),
         (lambda: networks.lenet5((784,)), "(channels, height, width)"),

@@ -12,8 +12,8 @@ from torch import nn
 import whence
 from whence import zoo
 from whence.errors import BadOption, Notice
-from whence.zoo.data import augment
-from whence.zoo.kept import initial
+from whence.training import augment
+from whence.zoo.pretrained import initial
 
 QUICK: dict[str, Any] = {"epochs": 4, "progress": False, "device": "cpu"}
 
@@ -165,5 +165,5 @@ def test_amp_of_a_recipe_on_a_cpu_is_said() -> None:
     data = zoo.Examples(torch.rand(8, 3, 32, 32), torch.arange(8) % 2)
     recipe = zoo.recipe("cifar10-wrn16-4", depth=10, width=0.25, epochs=1)
     network = zoo.network(recipe.network, (3, 32, 32), 2, **recipe.network_options)
-    with pytest.warns(Notice, match="own precision"):
+    with pytest.warns(Notice, match="network.s precision"):
         zoo.train(network, data, recipe.settings, progress=False)

@@ -1,8 +1,7 @@
-"""Everything at once: fit, tune, score, profile, compare, and one record of it all. See :func:`whence.audit`."""
+"""Audits: fit, tune, score, profile and compare, with one record of the results. See :func:`whence.audit`."""
 
-from whence.auditing.comparing import compare
-from whence.auditing.comparison import Comparison
-from whence.auditing.front import SECTIONS, audit
-from whence.auditing.result import Audit, schema
+from whence.auditing.comparison import compare
+from whence.auditing.pipeline import SECTIONS, audit
+from whence.auditing.results import Audit, Comparison, schema
 
 __all__ = ["SECTIONS", "Audit", "Comparison", "audit", "compare", "schema"]

@@ -1,126 +1,151 @@
-"""The profile: which part of the predictive variance each layer, unit and group of weights causes, view by view."""
+"""The profile: the part of the predictive variance due to each layer, unit and group of weights."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whence.auditing.context import Context
-from whence.auditing.drawn_profile import drawn_profile
-from whence.auditing.pick import picked
-from whence.auditing.plain import number, numbers
-from whence.auditing.sets import spaced
-from whence.auditing.tree import Leaf, Parts, nodes, shares, values
-from whence.batches import Inputs, size_of, take
-from whence.curvature.blocks import Block
-from whence.curvature.units import units_of
+from whence.auditing.context import LABELS, Context, view_key
+from whence.auditing.data import spaced
+from whence.auditing.profile_tree import LayerNodes, NodeShares, VarianceSums, nodes_of, shares_of
+from whence.auditing.tasks import Classes
+from whence.engine.batches import Inputs, size_of, take
+from whence.errors import NotDefined
+from whence.linalg.structures import BlockStructure
+from whence.posteriors.laplace.posterior import Laplace
+from whence.recording.blocks import Block
+from whence.recording.units import units_of
+from whence.report.record.common import Numbers
+from whence.report.record.convert import tidied
+from whence.report.record.sections import NegativeShare, Node, Profile, View
 from whence.where.connections import Connections, connection_shares, connections_of
-from whence.where.shares import shares_with_units
+from whence.where.shares import Shares, shares
+from whence.where.where import LayerRow, Where
 
-UNITS = 24  # of a layer that have a node
-GROUPS = 5  # of a unit
-NODES = 1_800  # about so many in all
-CLASSES = 20  # that have a view
+UNITS = 24  # units of a layer with a node
+GROUPS = 5  # groups of connections of a unit
+NODES = 1_800  # approximate total
+CLASSES = 20  # classes with a view
 WORK = 1e11  # multiplications that a layer's connections may take for a view
-NEGATIVE = 10  # units that are listed for a view
+NEGATIVE = 10  # listed units of a view
+ROUNDING = 1e-6  # shares that count as negative are below its negative
+BETWEEN = "interaction"
 
 
 @dataclass(frozen=True)
-class View:
-    """Some inputs that are profiled together."""
+class Selection:
+    """Inputs that are profiled together."""
 
     key: str
-    kind: str
+    kind: Literal["set", "class", "input"]
     label: str
     inputs: Inputs
 
+    def view(self, sums: VarianceSums, shares: NodeShares) -> View:
+        variance = sums.total.posterior / sums.inputs
+        return View(self.key, self.kind, self.label, sums.inputs, variance, *shares)
 
-def profile(context: Context) -> dict[str, Any]:
-    """Nodes, and a share and an explained fraction on each of them in every view."""
+
+def profile(context: Context, work: float = WORK) -> Profile:
+    """Nodes, with the share and the explained fraction of each in every view.
+
+    If a layer's connections would take more than ``work`` multiplications, a subset of inputs is used.
+    """
     context.need("test")
-    if not context.subject.laplace:
-        return drawn_profile(context)
-    posterior = context.where_posterior
-    sets = _sets(context)
-    split = {v.key: shares_with_units(posterior, v.inputs) for v in sets}
-    leaves = _leaves(posterior, split)
-    joined = {key: _parts(posterior, leaves, view.inputs, split[key]) for key, view in ((v.key, v) for v in sets)}
-    leaves = [_grouped(leaf, list(joined.values())) for leaf in leaves]
-    found = {key: shares(values(leaves, parts)) for key, parts in joined.items()}
-    views = [_describe(v, joined[v.key], *found[v.key]) for v in sets]
-    views += _derived(context, found, joined)
-    for view in _some(context):
-        parts = _parts(posterior, leaves, view.inputs, shares_with_units(posterior, view.inputs))
-        views.append(_describe(view, parts, *shares(values(leaves, parts))))
-    tree = nodes(type(posterior.network.module).__name__, leaves)
-    described = [node.describe() for node in tree]
-    return {
-        "measure": "variance",
-        "note": context.where_note,
-        "prior_precision": _one_number(posterior.prior_precision),
-        "prior": posterior.prior.describe(),
-        "residual": number(context.where("test").residual),
-        "nodes": described,
-        "views": views,
-        "negative": _negative(described, views),
-        "words": _words(described, views),
-    }
+    if not context.posterior.has_curvature:
+        return _profile_by_draws(context)
+    posterior = context.profile_posterior.as_laplace("a profile")
+    sets = [
+        Selection(name, "set", label, context.profiled[name].inputs)
+        for name, label in LABELS.items()
+        if context.has(name)
+    ]
+    splits = [shares(posterior, one.inputs, units=True) for one in sets]
+    layers = _layers(posterior, splits)
+    sums = [_sums(posterior, layers, one.inputs, split, work) for one, split in zip(sets, splits, strict=True)]
+    layers = [_with_connections(layer, sums) for layer in layers]
+    views = [one.view(found, shares_of(layers, found)) for one, found in zip(sets, sums, strict=True)]
+    if len(views) == 2:
+        views.append(_difference(*views))
+    views.append(_prior_alone(views[0], sums[0].total.prior / sums[0].inputs))
+    for one in (*_classes(context), *_inputs(context)):
+        found = _sums(posterior, layers, one.inputs, shares(posterior, one.inputs, units=True), work)
+        views.append(one.view(found, shares_of(layers, found)))
+    nodes, precision = nodes_of(context.network_name, layers), posterior.prior_precision
+    return Profile(
+        "variance",
+        context.profile_note,
+        precision if isinstance(precision, float) else None,
+        context.where("test").residual,
+        nodes,
+        tuple(views),
+        tuple(_negative(nodes, views, NEGATIVE)),
+        tuple(_words(nodes, views[0])),
+        posterior.prior.describe(),
+    )
 
 
-def _one_number(value: Any) -> float | None:
-    return number(value) if isinstance(value, float) else None
+# Inputs
 
 
-def _sets(context: Context) -> list[View]:
-    labels = {"test": "Test data", "ood": "Out of distribution"}
-    return [View(n, "set", w, context.profiled[n].inputs) for n, w in labels.items() if context.has(n)]
+def _classes(context: Context) -> Iterator[Selection]:
+    """The most frequent classes."""
+    if not isinstance(context.task, Classes):
+        return
+    test, word = context.profiled["test"], "Class"
+    labels = test.targets
+    if labels is None or labels.dim() != 1:
+        outputs = context.where("test").shares.outputs
+        if outputs is None:
+            return
+        labels, word = outputs.argmax(1).cpu(), "Predicted class"
+    counted = [(int((labels == c).sum()), int(c)) for c in labels.unique()]
+    for c in sorted(c for _, c in sorted(counted, reverse=True)[:CLASSES] if c >= 0):
+        mine = (labels == c).nonzero().flatten()
+        label = f"{word} {context.class_name(c)} ({len(mine):,} inputs)"
+        yield Selection(f"class:{c}", "class", label, test.at(mine).inputs)
 
 
-def _some(context: Context) -> list[View]:
-    """One view for each of the most frequent classes, and for each of the inputs that are shown."""
-    found = []
-    held = context.profiled["test"]
-    if context.task == "classification":
-        labels = held.targets
-        word = "Class"
-        if labels is None or labels.dim() != 1:
-            labels, word = context.where("test").shares.outputs.argmax(1).cpu(), "Predicted class"
-        counted = [(int((labels == c).sum()), int(c)) for c in labels.unique()]
-        often = sorted(c for _, c in sorted(counted, reverse=True)[:CLASSES] if c >= 0)
-        for c in often:
-            mine = (labels == c).nonzero().flatten()
-            words = f"{word} {context.class_name(c)} ({len(mine):,} inputs)"
-            found.append(View(f"class:{c}", "class", words, held.at(mine)))
-    for one in picked(context):
-        origin = context.need(one.held)
-        words = "Test" if one.held == "test" else "Out-of-distribution"
-        inputs = origin.at(torch.tensor([one.index]))
-        found.append(View(one.key, "input", f"{words} input {one.index}", inputs))
-    return found
+def _inputs(context: Context) -> Iterator[Selection]:
+    """The inputs that are shown on the page."""
+    for name, index in context.most_uncertain:
+        label = f"{'Test' if name == 'test' else 'Out-of-distribution'} input {index}"
+        inputs = context.need(name).at(torch.tensor([index])).inputs
+        yield Selection(view_key(name, index), "input", label, inputs)
 
 
-def _leaves(posterior: Any, split: dict[str, Any]) -> list[Leaf]:
+# Which units and connections have a node
+
+
+def _layers(posterior: Laplace, splits: list[Shares]) -> list[LayerNodes]:
     """The units with the largest shares of either sign in any of the sets."""
     most = max(3, min(UNITS, NODES // (len(posterior.blocks) * (GROUPS + 2))))
     found = []
     for index, block in enumerate(posterior.blocks):
         units = units_of(posterior.network, block)
-        size = torch.stack([s[1][block.name].variance.abs() / s[0].variance.sum() for s in split.values()]).amax(0)
-        shown = sorted(size.argsort(descending=True, stable=True)[:most].tolist())
-        shown = list(range(units.count)) if units.count <= most + 1 else shown
+        size = torch.stack([s.units[block.name].variance.abs() / s.variance.sum() for s in splits]).amax(0)
+        shown = _largest(size, most, units.count)
+        layer = LayerNodes(block.name, index, block.size, units, shown, units.total(torch.ones(block.size)))
         links = connections_of(block, units)
-        ones = torch.ones(block.size)
-        leaf = Leaf(block.name, index, block.size, units, shown, {}, sizes=units.total(ones))
         if links is not None and links.count > 1:
-            leaf = replace(leaf, names=links.names, group_sizes=_sizes(units.of_weight, shown, links))
-        found.append(leaf)
+            layer = replace(layer, names=links.names, group_weights=_group_weights(units.of_weight, shown, links))
+        found.append(layer)
     return found
 
 
-def _sizes(of_weight: Tensor, shown: list[int], links: Connections) -> Tensor:
+def _largest(size: Tensor, most: int, count: int) -> list[int]:
+    """Indices of the largest, in ascending order; all if only one would be omitted."""
+    most = count if count <= most + 1 else most
+    return sorted(size.argsort(descending=True, stable=True)[:most].tolist())
+
+
+def _group_weights(of_weight: Tensor, shown: list[int], links: Connections) -> Tensor:
+    """Number of weights of each (shown unit, connection) [U, G]."""
     place = torch.full((int(of_weight.max()) + 1,), -1)
     place[shown] = torch.arange(len(shown))
     mine = place[of_weight] >= 0
@@ -128,124 +153,130 @@ def _sizes(of_weight: Tensor, shown: list[int], links: Connections) -> Tensor:
     return torch.bincount(cell, minlength=len(shown) * links.count).reshape(len(shown), -1)
 
 
-def _parts(posterior: Any, leaves: list[Leaf], inputs: Inputs, split: Any) -> Parts:
-    """With connections of the shown units; of a few of the inputs where all would take too long."""
-    total = size_of(inputs)
-    wanted: dict[int, dict[str, list[int]]] = {}
-    blocks = {b.name: b for b in posterior.blocks}
-    outputs = split[0].outputs.shape[1]
-    scale = {}
-    for leaf in leaves:
-        if leaf.group_sizes is not None:
-            few = max(1, min(total, int(WORK // _work(blocks[leaf.name], len(leaf.shown), outputs))))
-            wanted.setdefault(few, {})[leaf.name] = leaf.shown
-            scale[leaf.name] = total / few
+def _with_connections(layer: LayerNodes, sums: list[VarianceSums]) -> LayerNodes:
+    """The connections with the largest shares of either sign in any of the sets."""
+    if layer.group_weights is None:
+        return layer
+    chosen = {}
+    for place, unit in enumerate(layer.shown):
+        size = torch.stack([s.connections[layer.name].variance[place].abs() / s.total.posterior for s in sums]).amax(0)
+        there = layer.group_weights[place] > 0
+        if int(there.sum()) > 1:
+            chosen[unit] = _largest(torch.where(there, size, -1.0), GROUPS, int(there.sum()))
+    return replace(layer, connections=chosen)
+
+
+def _sums(posterior: Laplace, layers: list[LayerNodes], inputs: Inputs, split: Shares, work: float) -> VarianceSums:
+    """Variances of layers, units, and connections of the shown units; the latter from fewer inputs if too costly."""
+    total, outputs = size_of(inputs), split.question.random_columns or math.prod(posterior.output_shape)
+    blocks = {block.name: block for block in posterior.blocks}
+    by_count: dict[int, dict[str, list[int]]] = {}  # number of inputs → layer → units
+    for layer in layers:
+        if layer.group_weights is not None:
+            few = int(work // _multiplications(blocks[layer.name], len(layer.shown), outputs))
+            by_count.setdefault(max(1, min(total, few)), {})[layer.name] = layer.shown
     found: dict[str, Any] = {}
-    for few, chosen in wanted.items():
-        some = inputs if few == total else take(inputs, spaced(total, few))
-        found |= connection_shares(posterior, some, chosen)
-    return Parts(split[0], split[1], found, scale)
+    for few, shown in by_count.items():
+        found |= connection_shares(posterior, inputs if few == total else take(inputs, spaced(total, few)), shown)
+    return VarianceSums(split, found, {name: total / few for few, shown in by_count.items() for name in shown})
 
 
-def _work(block: Block, units: int, outputs: int) -> float:
-    """Multiplications for one input, at most."""
+def _multiplications(block: Block, units: int, outputs: int) -> float:
+    """Upper bound on the multiplications for one input."""
     if block.form is None:
-        return float(outputs * block.size**2 if block.structure == "dense" else outputs * block.size)
+        return float(outputs * block.size**2 if block.structure is BlockStructure.DENSE else outputs * block.size)
     _, rows, columns = block.form.native
     return float(outputs * (units * columns * (rows + columns) + rows * columns))
 
 
-def _grouped(leaf: Leaf, parts: list[Parts]) -> Leaf:
-    """The connections with the largest shares of either sign in any of the sets."""
-    if leaf.group_sizes is None:
-        return leaf
-    chosen = {}
-    for place, unit in enumerate(leaf.shown):
-        size = torch.stack([p.connections[leaf.name].variance[place].abs() / p.total[0] for p in parts]).amax(0)
-        size = torch.where(leaf.group_sizes[place] > 0, size, -1.0)
-        there = int((leaf.group_sizes[place] > 0).sum())
-        most = there if there <= GROUPS + 1 else GROUPS
-        if there > 1:
-            chosen[unit] = sorted(size.argsort(descending=True, stable=True)[:most].tolist())
-    return replace(leaf, connections=chosen)
+# Views derived from others, and words
 
 
-def _describe(
-    view: View, parts: Parts, own: list[float], prior: list[float], explained: list[float | None]
-) -> dict[str, Any]:
-    return {
-        "key": view.key,
-        "kind": view.kind,
-        "label": view.label,
-        "inputs": parts.inputs,
-        "variance": number(parts.total[0] / parts.inputs),
-        "share": numbers(own),
-        "prior_share": numbers(prior),
-        "explained": [None if e is None else number(e) for e in explained],
-    }
+def _difference(test: View, ood: View) -> View:
+    def apart(one: Numbers, other: Numbers) -> Numbers:
+        return tuple(None if a is None or b is None else b - a for a, b in zip(one, other, strict=True))
+
+    parts = (apart(getattr(test, key), getattr(ood, key)) for key in NodeShares._fields)
+    return View("difference", "difference", "Out of distribution − test", test.inputs + ood.inputs, None, *parts)
 
 
-def _derived(context: Context, found: dict[str, Any], joined: dict[str, Parts]) -> list[dict[str, Any]]:
-    """The difference between the sets, and the prior alone on the test data."""
-    views = []
-    if "ood" in found:
-        (a, pa, ea), (b, pb, eb) = found["test"], found["ood"]
-        views.append(
-            {
-                "key": "difference",
-                "kind": "difference",
-                "label": "Out of distribution − test",
-                "inputs": joined["ood"].inputs + joined["test"].inputs,
-                "variance": None,
-                "share": numbers([y - x for x, y in zip(a, b, strict=True)]),
-                "prior_share": numbers([y - x for x, y in zip(pa, pb, strict=True)]),
-                "explained": [None if x is None or y is None else number(y - x) for x, y in zip(ea, eb, strict=True)],
-            }
-        )
-    _, prior, _ = found["test"]
-    views.append(
-        {
-            "key": "prior",
-            "kind": "prior",
-            "label": "Prior alone",
-            "inputs": joined["test"].inputs,
-            "variance": number(joined["test"].total[1] / joined["test"].inputs),
-            "share": numbers(prior),
-            "prior_share": numbers(prior),
-            "explained": [0.0] * len(prior),
-        }
-    )
-    return views
+def _prior_alone(test: View, variance: float) -> View:
+    prior = test.prior_share
+    return View("prior", "prior", "Prior alone", test.inputs, variance, prior, prior, (0.0,) * len(prior))
 
 
-def _negative(described: list[dict[str, Any]], views: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The most negative units of each set."""
-    found = []
+def _negative(nodes: tuple[Node, ...], views: list[View], most: int | None = None) -> Iterator[NegativeShare]:
+    """The most negative layers and units of each set."""
     for view in views:
-        if view["kind"] != "set":
-            continue
-        pairs = zip(described, view["share"], strict=True)
-        below = [(s, n["id"]) for n, s in pairs if n["level"] in ("unit", "layer") and s is not None and s < -1e-6]
-        found += [{"id": i, "view": view["key"], "share": s} for s, i in sorted(below)[:NEGATIVE]]
-    return found
+        if view.kind == "set":
+            pairs = [(s, node) for node, s in zip(nodes, view.share, strict=True) if s is not None and s < -ROUNDING]
+            below = sorted((s, node.id) for s, node in pairs if node.level in ("unit", "layer"))
+            yield from (NegativeShare(node, view.key, share) for share, node in below[:most])
 
 
-def _words(described: list[dict[str, Any]], views: list[dict[str, Any]]) -> list[str]:
-    test = views[0]
-    layers = [
-        (s, e, p, n["label"])
-        for n, s, e, p in zip(described, test["share"], test["explained"], test["prior_share"], strict=True)
-        if n["level"] == "layer"
+def _words(nodes: tuple[Node, ...], test: View) -> Iterator[str]:
+    rows = [
+        (share, explained, prior, node.label)
+        for node, share, explained, prior in zip(nodes, test.share, test.explained, test.prior_share, strict=True)
+        if node.level == "layer" and share is not None
     ]
-    share, explained, prior, name = max(layers, key=lambda row: row[0])
-    words = [
+    share, explained, prior, name = max(rows, key=lambda row: row[0])
+    reduced = f"; training reduced its prior variance by {explained:.0%}." if explained is not None else "."
+    yield (
         f"On test data, `{name}` contributes {share:.0%} of the predictive variance, and {prior:.0%} under the prior "
-        "alone" + (f"; training reduced its prior variance by {explained:.0%}." if explained is not None else ".")
-    ]
-    known = sorted((row[1], row[3]) for row in layers if row[1] is not None)
+        f"alone{reduced}"
+    )
+    known = sorted((explained, name) for _, explained, _, name in rows if explained is not None)
     if len(known) > 1 and known[-1][0] - known[0][0] > 0.01:
         (low, least), (high, most) = known[0], known[-1]
-        words.append(
-            f"Training reduced the prior variance most in `{most}` ({high:.0%}) and least in `{least}` ({low:.0%})."
-        )
-    return words
+        yield f"Training reduced the prior variance most in `{most}` ({high:.0%}) and least in `{least}` ({low:.0%})."
+
+
+# Posteriors without closed forms
+
+
+def _profile_by_draws(context: Context) -> Profile:
+    """Layers (or dropout sites) by draws; the interaction between them has its own node, so that nodes sum to 1."""
+    tables = {name: context.where(name) for name in LABELS if context.has(name)}
+    rows = tables["test"].layers
+    if not rows or any(row.variance_share is None for row in rows):
+        raise NotDefined(tables["test"].why_not or "this posterior has no shares.")
+    nodes = (
+        Node("n", None, "network", context.network_name, context.posterior.parameters, None, None),
+        *(Node(f"n{i}", "n", "layer", row.name, row.parameters or 0, row.name, None) for i, row in enumerate(rows)),
+        Node("ni", "n", "layer", BETWEEN, 0, None, None),
+    )
+    views = [tidied(_view_by_draws(context, name, table)) for name, table in tables.items()]
+    if len(views) == 2:
+        views.append(_difference(*views))
+    return Profile(
+        "variance",
+        "Shares are by draws with one layer random and the others at their mean; "
+        f"{BETWEEN!r} is the remaining variance with all of them random.",
+        context.posterior.summary().prior_precision,
+        0.0,
+        nodes,
+        tuple(views),
+        tuple(_negative(nodes, views)),
+        (_words_by_draws(rows, tables["test"].interaction or 0.0),),
+    )
+
+
+def _view_by_draws(context: Context, name: str, table: Where) -> View:
+    rows, interaction = table.layers, table.interaction or 0.0
+    share = [row.variance_share for row in rows]
+    prior = [row.prior_share for row in rows]
+    known = [value for value in prior if value is not None]
+    priors = (1.0, *prior, 1 - sum(known)) if len(known) == len(prior) else (None,) * (len(rows) + 2)
+    explained = (None, *(row.explained for row in rows), None)
+    count = len(context.profiled[name])
+    return View(name, "set", LABELS[name], count, None, (1.0, *share, interaction), priors, explained)
+
+
+def _words_by_draws(rows: list[LayerRow], interaction: float) -> str:
+    top = max(rows, key=lambda row: row.variance_share or 0.0)
+    error = "" if top.variance_share_error is None else f" (± {top.variance_share_error:.1%})"
+    return (
+        f"On test data {top.variance_share:.0%}{error} of the predictive variance comes from {top.name!r} alone; "
+        f"{interaction:.0%} is interaction between layers."
+    )

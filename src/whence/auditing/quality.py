@@ -1,95 +1,282 @@
-"""How good are the uncertainties? The plain network beside the Bayesian one, on test data."""
+"""Scores of predictions, and the quality of the uncertainties: the plain network compared with the posterior.
+
+Index legend: S draws, N inputs, K outputs, C classes.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from whence.auditing.context import UNCERTAINTY, Context, uncertainty
-from whence.auditing.plain import estimate
-from whence.auditing.scoring import METRICS, NEGLIGIBLE, losses_of, paired, reliability_of, scores_of, sorted_values
+from whence.auditing.context import Context
+from whence.auditing.data import spaced
+from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, NotDefined
-from whence.metrics import Estimate
+from whence.metrics import Estimate as Measured
+from whence.metrics import auroc, evaluate, reliability, risk_coverage
+from whence.metrics.intervals import mean_of
+from whence.predictive.predictions import (
+    BinaryPrediction,
+    ClassificationPrediction,
+    CountPrediction,
+    RegressionPrediction,
+)
+from whence.report.record.audit import Metric, Quality, Uncertainties
+from whence.report.record.common import (
+    Bins,
+    Estimate,
+    MetricName,
+    Numbers,
+    PlainAndBayesian,
+    RejectionCurve,
+    ReliabilityBin,
+)
+from whence.where.weights import thinned
 
-KINDS = ("plain", "bayesian")
+BINS = 10
+POINTS = 200  # of a curve
+CURVE = 100  # points of error against coverage
+NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
+TINY = torch.finfo(torch.float32).tiny
+
+METRICS = [
+    MetricName(*row)  # type: ignore[arg-type]
+    for row in (
+        ("accuracy", "Accuracy", "higher", "Share of inputs whose most probable class is correct."),
+        ("rmse", "RMSE", "lower", "The typical size of an error, in the units of the target."),
+        ("nll", "NLL", "lower", "Negative log likelihood: −log of the probability of the truth. Confident errors "
+         "cost most."),
+        ("brier", "Brier score", "lower", "Squared distance between the predicted probabilities and the outcome."),
+        ("crps", "CRPS", "lower", "Distance between the predicted distribution and the outcome, in the target's "
+         "units."),
+        ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy."),
+        ("coverage", "Coverage of 95% intervals", "0.95", "Share of true values inside the interval; it should be "
+         "95%."),
+        ("width", "Width of 95% intervals", "lower", "Mean width of the intervals; comparable only at equal coverage."),
+        ("auroc", "AUROC", "higher", "How well the probabilities rank ones above zeros."),
+        ("error_auroc", "AUROC of errors", "higher", "How well uncertainty ranks wrong answers above right ones; 0.5 "
+         "is chance, 1 perfect."),
+        ("ood_auroc", "AUROC against novel inputs", "higher", "How well uncertainty ranks novel inputs above "
+         "test inputs; 0.5 is chance, 1 perfect."),
+        ("ood_fpr95", "FPR95 against novel inputs", "lower", "Share of test inputs flagged when 95% of the novel "
+         "inputs are."),
+    )
+]  # fmt: skip
 
 
-def quality(context: Context) -> dict[str, Any]:
-    """Metrics with intervals, reliability, and the distribution of uncertainty in and out of distribution."""
-    held = context.need("test", targets=True)
-    assert held.targets is not None
-    scores = {kind: _scores(context, kind, held.targets) for kind in KINDS}
-    rows = []
-    for name, (label, better, about) in METRICS.items():
-        if any(name in s for s in scores.values()):
-            row: dict[str, Any] = {"name": name, "label": label, "better": better, "about": about}
-            row |= {kind: estimate(s.get(name)) for kind, s in scores.items()}
-            rows.append(row | {"difference": estimate(_difference(context, name, held.targets))})
-    return {
-        "metrics": rows,
-        "reliability": _reliability(context, held.targets),
-        "uncertainty": _spread(context),
-        "words": _words(context, {r["name"]: r for r in rows}),
-    }
+# Several predictions for the same inputs
 
 
-def _scores(context: Context, kind: str, targets: Tensor) -> dict[str, Estimate]:
-    ood = context.prediction("ood", kind) if context.has("ood") else None
-    return scores_of(context.prediction("test", kind), targets, ood, context.options.seed)
+@dataclass(frozen=True)
+class Scores:
+    """A metric of several predictions."""
+
+    metric: MetricName
+    values: list[Measured | None]
+    losses: list[Tensor | None]  # of each input [N], where the metric is a mean over them
+
+    def difference(self, place: int, seed: int) -> Estimate | None:
+        """Paired difference from the first prediction."""
+        first, other = self.losses[0], self.losses[place]
+        return None if first is None or other is None else Estimate.of(paired(other - first, seed))
+
+    def not_worse(self, seed: int) -> tuple[bool, ...]:
+        """Whether each prediction is the best, or not significantly worse than the best.
+
+        Decided by the interval of the paired difference for metrics that are means over inputs, otherwise by whether
+        the value is in the interval of the best.
+        """
+        known = {i: value for i, value in enumerate(self.values) if value is not None}
+        best = min(known, key=lambda i: self._cost(float(known[i])))
+        found = []
+        for i in range(len(self.values)):
+            one, other = self.losses[i], self.losses[best]
+            if i not in known or i == best:
+                found.append(i == best)
+            elif one is None or other is None or len(one) < 2:
+                found.append(known[best].low <= float(known[i]) <= known[best].high)
+            else:
+                apart = paired(one - other, seed)
+                found.append(apart.low <= 0 or abs(apart) < NEGLIGIBLE)
+        return tuple(found)
+
+    def _cost(self, value: float) -> float:
+        better = self.metric.better
+        return {"lower": value, "higher": -value}[better] if better != "0.95" else abs(value - 0.95)
 
 
-def _difference(context: Context, name: str, targets: Tensor) -> Estimate | None:
-    """Bayesian − plain, input by input."""
-    plain, bayesian = (losses_of(name, context.prediction("test", kind), targets) for kind in KINDS)
-    return None if plain is None or bayesian is None else paired(bayesian - plain, context.options.seed)
+def scores_of(
+    task: Task, predictions: Sequence[Any], targets: Tensor, outside: Sequence[Any], seed: int
+) -> Iterator[Scores]:
+    """Every metric that applies; ``outside`` are predictions for out-of-distribution inputs, or None."""
+    pairs = zip(predictions, outside, strict=True)
+    found = [_all_scores(task, inside, targets, ood, seed) for inside, ood in pairs]
+    for metric in METRICS:
+        values = [scores.get(metric.name) for scores in found]
+        if any(value is not None for value in values):
+            yield Scores(metric, values, [losses_of(metric.name, one, targets) for one in predictions])
 
 
-def _reliability(context: Context, targets: Tensor) -> dict[str, Any] | None:
-    if context.task not in ("classification", "binary"):
+def _all_scores(task: Task, prediction: Any, targets: Tensor, ood: Any, seed: int) -> dict[str, Measured]:
+    """The metrics of one prediction, including the AUROC of errors."""
+    found = dict(evaluate(prediction, targets, ood=ood, seed=seed))
+    wrong = wrong_of(prediction, targets)
+    if wrong is not None and bool(wrong.any()) and not bool(wrong.all()):
+        found["error_auroc"] = auroc(task.uncertainty(prediction), wrong, seed=seed)
+    return found
+
+
+def paired(differences: Tensor, seed: int) -> Measured:
+    """Mean of paired differences with its interval."""
+    return mean_of("difference", differences, seed=seed)
+
+
+# One prediction
+
+
+def wrong_of(prediction: Any, targets: Tensor) -> Tensor | None:
+    """Whether each answer is wrong, if there is one label per input."""
+    labels = getattr(prediction, "labels", None)
+    if labels is None or labels.numel() != targets.numel() or targets.numel() != len(targets):
         return None
-    return {kind: reliability_of(context.prediction("test", kind), targets) for kind in KINDS}
+    return labels.cpu().reshape(-1) != targets.reshape(-1)
 
 
-def _spread(context: Context) -> dict[str, Any]:
-    name, label = UNCERTAINTY[context.task]
+def losses_of(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
+    """Per-input values of a metric that is a mean over inputs, [N]; None for other metrics."""
+    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() == 2 and targets.dim() == 1:
+        return _of_classes(name, prediction.probs.double().cpu(), targets.long())
+    if isinstance(prediction, BinaryPrediction) and prediction.probs.numel() == targets.numel():
+        return _of_labels(name, prediction.probs.double().cpu(), targets.double().reshape(prediction.probs.shape))
+    if isinstance(prediction, CountPrediction | RegressionPrediction) and name == "nll":
+        each = -_log_density(prediction, targets.double().reshape(prediction.mean.shape))
+        return each.reshape(len(each), -1).mean(1)
+    return None
 
-    def curves(held: str) -> dict[str, list[Any]] | None:
-        if not context.has(held):
-            return None
-        return {kind: sorted_values(uncertainty(context.prediction(held, kind))) for kind in KINDS}
 
-    return {"name": name, "label": label, "test": curves("test"), "ood": curves("ood")}
+def _of_classes(name: str, probs: Tensor, y: Tensor) -> Tensor | None:
+    if bool((y < 0).any()):
+        return None
+    if name == "nll":
+        return -probs.gather(1, y.unsqueeze(1)).squeeze(1).clamp(min=TINY).log()
+    if name == "brier":
+        return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1)
+    return None
 
 
-def _words(context: Context, rows: dict[str, dict[str, Any]]) -> list[str]:
-    words = []
-    if (row := rows.get("nll")) is not None and row["difference"] is not None:
-        low, high = row["difference"]["low"], row["difference"]["high"]
-        value = row["difference"]["value"]
-        if (low is not None and high is not None and low <= 0 <= high) or abs(value) < NEGLIGIBLE:
-            words.append("Treating the weights as uncertain makes no difference to the log loss that shows here.")
-        else:
-            which = "better" if value < 0 else "worse"
-            words.append(f"Treating the weights as uncertain makes the log loss {which} by {abs(value):.3g} nats.")
-    if (row := rows.get("ece")) is not None and context.task == "classification":
-        prediction = context.prediction("test")
-        target = context.need("test").targets
-        assert target is not None
-        confidence = float(prediction.confidence.double().mean())
-        right = float(rows["accuracy"]["bayesian"]["value"])
-        tendency = "more" if confidence > right else "less"
-        words.append(
-            f"On average it claims {confidence:.1%} and is right {right:.1%} of the time: {tendency} confident than "
-            "it should be."
-            if abs(confidence - right) > 0.005
-            else f"On average it claims {confidence:.1%} and is right {right:.1%} of the time."
+def _of_labels(name: str, p: Tensor, y: Tensor) -> Tensor | None:
+    if bool(((y != 0) & (y != 1)).any()):
+        return None
+    if name == "nll":
+        return -torch.where(y == 1, p, 1 - p).clamp(min=TINY).log().reshape(len(y), -1).mean(1)
+    return (p - y).square().reshape(len(y), -1).mean(1) if name == "brier" else None
+
+
+def _log_density(prediction: CountPrediction | RegressionPrediction, y: Tensor) -> Tensor:
+    """Log density of a Gaussian, or of the mixture over draws, [N, K]."""
+    if isinstance(prediction, CountPrediction):
+        each = torch.distributions.Poisson(prediction.samples.double().cpu()).log_prob(y)  # [S, N, K]
+    elif prediction.samples is None:
+        return _log_normal(y, prediction.mean, prediction.variance)
+    else:
+        noise = prediction.aleatoric if prediction.noise_samples is None else prediction.noise_samples
+        each = _log_normal(y, prediction.samples, noise)
+    return each.logsumexp(0) - math.log(len(each))
+
+
+def _log_normal(y: Tensor, centre: Tensor, variance: Tensor) -> Tensor:
+    centre, variance = centre.double().cpu(), variance.double().cpu()
+    return -0.5 * ((y - centre).square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+def reliability_bins(prediction: Any, targets: Tensor) -> Bins:
+    """Non-empty reliability bins."""
+    table = reliability(prediction, targets, bins=BINS)
+    columns = (table.confidence, table.accuracy, table.accuracy_low, table.accuracy_high, table.count)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(ReliabilityBin(c, a, low, high, int(count)) for c, a, low, high, count in rows if count)
+
+
+def rejection_curve(task: Task, prediction: Any, targets: Tensor) -> RejectionCurve | None:
+    """Error against coverage; None unless there is one label per input."""
+    if wrong_of(prediction, targets) is None:
+        return None
+    table = risk_coverage(prediction, targets, uncertainty=task.uncertainty(prediction).reshape(targets.shape))
+    index = spaced(len(table.coverage), min(CURVE, len(table.coverage)))
+    return RejectionCurve(tuple(table.coverage[index].tolist()), tuple(table.risk[index].tolist()))
+
+
+def sorted_values(values: Tensor) -> Numbers:
+    """Sorted values, thinned to a few hundred."""
+    return tuple(thinned(values.sort().values, POINTS).tolist())
+
+
+# The section
+
+
+def quality(context: Context) -> Quality:
+    """Metrics with intervals, reliability, and the distribution of uncertainty in and out of distribution."""
+    targets = context.need_targets("test")
+    inside = [context.prediction("test", kind) for kind in ("plain", "bayesian")]
+    outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in ("plain", "bayesian")]
+    metrics = []
+    for scores in scores_of(context.task, inside, targets, outside, context.seed):
+        plain, bayesian = map(Estimate.of, scores.values)
+        metrics.append(
+            Metric(**vars(scores.metric), plain=plain, bayesian=bayesian, difference=scores.difference(1, context.seed))
         )
-    return words
+    bins = None
+    if context.task.has_labels:
+        bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside))
+    uncertainty = Uncertainties(
+        context.task.measure,
+        context.task.label,
+        _sorted_uncertainty(context, "test"),
+        _sorted_uncertainty(context, "ood"),
+    )
+    return Quality(tuple(metrics), bins, uncertainty, tuple(_words(context, {m.name: m for m in metrics})))
+
+
+def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers] | None:
+    if not context.has(name):
+        return None
+    return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in ("plain", "bayesian")))
+
+
+def no_difference(found: Estimate) -> bool:
+    """Whether a difference is within chance, or too small to matter."""
+    assert found.value is not None
+    if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+        return True
+    return abs(found.value) < NEGLIGIBLE
+
+
+def _words(context: Context, metrics: dict[str, Metric]) -> Iterator[str]:
+    nll = metrics["nll"].difference if "nll" in metrics else None
+    if nll is not None and nll.value is not None:
+        if no_difference(nll):
+            yield "Treating the weights as uncertain does not significantly change the log loss."
+        else:
+            changes = "improves" if nll.value < 0 else "worsens"
+            yield f"Treating the weights as uncertain {changes} the log loss by {abs(nll.value):.3g} nats."
+    confidence = mean_confidence(context)
+    if "ece" in metrics and isinstance(context.task, Classes) and confidence is not None:
+        found = metrics["accuracy"].bayesian
+        right = found.value if found and found.value is not None else math.nan
+        claim = f"Its mean confidence is {confidence:.1%}, its accuracy {right:.1%}"
+        if abs(confidence - right) > 0.005:
+            yield f"{claim}: it is {'over' if confidence > right else 'under'}confident."
+        else:
+            yield f"{claim}."
 
 
 def mean_confidence(context: Context) -> float | None:
-    """Of the Bayesian prediction on test data."""
+    """Mean confidence of the Bayesian prediction on test data."""
     try:
         return float(context.prediction("test").confidence.double().mean())
     except (AttributeError, NotDefined, BadData):

@@ -1,77 +1,73 @@
-"""Sections that are tables of the engine as they are: layers, sensitivity, pruning, answers."""
+"""Sections that reuse tables of the library: layers, sensitivity, pruning, answers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
 from whence.auditing.context import Context
-from whence.auditing.plain import cleaned, number
 from whence.errors import NotDefined
-from whence.where.answers import answers as asked
-from whence.where.prune_curve import PruneRow, prune_curve
-from whence.where.table import LayerRow
+from whence.extras.pruning.curve import PruneRow, prune_curve
+from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
+from whence.where.answers import answers as answered
+from whence.where.where import LayerRow
 
-SHARES = ("variance_share", "prior_share", "explained")
-COLUMNS = [f.name for f in fields(LayerRow) if f.name not in SHARES] + ["disagreement"]
-NAMES = {
+COLUMNS = [one.name for one in fields(Layer) if one.name not in ("structure", "test", "ood")]
+CRITERIA = {
     "snr": "signal to noise",
-    "identified": "how far they are identified",
+    "identified": "how well they are identified",
     "saliency": "saliency",
     "magnitude": "size",
     "random": "chance",
 }
-LOST = 0.01  # of accuracy, or of the error relative to the whole network's
+LOST = 0.01  # loss of accuracy, or relative increase of the error
 
 
-def layers(context: Context) -> list[dict[str, Any]]:
+def layers(context: Context) -> tuple[Layer, ...]:
     """The layer table, with shares for each set."""
     tables = {name: context.where(name).layers for name in ("test", "ood") if context.has(name)}
-    given = tables.get("test") or tables.get("ood") or context.where_posterior.where().layers
-    if not given:
-        raise NotDefined(context.where_posterior.where().why_not)
-    found = []
-    for index, row in enumerate(given):
-        entry = {name: cleaned(getattr(row, name, None)) for name in COLUMNS}
-        entry["structure"] = context.subject.structure(row.name)
-        for name in ("test", "ood"):
-            entry[name] = _shares(tables[name][index]) if name in tables else None
-        if entry["test"] is not None:
-            entry["test"] |= _range(row.name, context.sensitivity)
-        found.append(entry)
-    return found
+    rows = tables.get("test") or tables.get("ood") or context.profile_posterior.where().layers
+    if not rows:
+        raise NotDefined(context.profile_posterior.where().why_not)
+    structures, kind = context.posterior.structures, type(context.posterior).__name__
+    return tuple(
+        Layer(
+            **{name: getattr(row, name) for name in COLUMNS},
+            structure=structures[row.name].structure if row.name in structures else kind,
+            test=_shares(tables["test"][i], context.sensitivity) if "test" in tables else None,
+            ood=_shares(tables["ood"][i], ()) if "ood" in tables else None,
+        )
+        for i, row in enumerate(rows)
+    )
 
 
-def _shares(row: Any) -> dict[str, float | None]:
-    values = {key: getattr(row, key) for key in SHARES}
-    return {key: None if value is None else number(value) for key, value in values.items()}
+def _shares(row: LayerRow, sensitivity: Sequence[Sensitivity]) -> Shares:
+    """Shares with the smallest and largest share of the layer under other priors."""
+    others = [s.variance_share for s in sensitivity if s.name == row.name and s.variance_share is not None]
+    bounds = (min(others), max(others)) if others else ()
+    return Shares(row.variance_share, row.prior_share, row.explained, *bounds)
 
 
-def _range(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The least and the largest share that a layer has under those priors."""
-    found = [row["variance_share"] for row in rows if row["name"] == name]
-    return {"share_low": number(min(found)), "share_high": number(max(found))} if found else {}
-
-
-def sensitivity(context: Context) -> list[dict[str, Any]]:
+def sensitivity(context: Context) -> tuple[Sensitivity, ...]:
     """Shares and explained under a prior ten times weaker and stronger."""
     context.need("test")
-    context.need_closed_forms("sensitivity to the prior")
-    return [cleaned(row) for row in context.sensitivity]
+    context.posterior.as_laplace("sensitivity to the prior")
+    return context.sensitivity
 
 
-def pruning(context: Context) -> dict[str, Any]:
-    """What is lost as weights go, by criterion."""
-    held = context.profiled[context.need("test", targets=True).name]
-    curve = prune_curve(context.posterior, (held.inputs, held.targets), seed=context.options.seed, progress=False)
-    return {"rows": [cleaned(asdict(row)) for row in curve.rows], "words": _words(curve.rows)}
+def pruning(context: Context) -> Pruning:
+    """Performance as weights are pruned, by criterion."""
+    context.need_targets("test")
+    posterior = context.posterior.as_weights("pruning")
+    rows = prune_curve(posterior, context.profiled["test"].pair, seed=context.seed, progress=False).rows
+    return Pruning(tuple(PrunedNetwork(**asdict(row)) for row in rows), (_pruning_words(rows),))
 
 
-def _words(rows: list[PruneRow]) -> list[str]:
-    """How far each criterion goes before something is lost."""
+def _pruning_words(rows: list[PruneRow]) -> str:
+    """How much each criterion can prune before performance drops."""
     whole = rows[0]
 
-    def spared(row: PruneRow) -> bool:
+    def acceptable(row: PruneRow) -> bool:
         if row.accuracy is not None and whole.accuracy is not None:
             return row.accuracy >= whole.accuracy - LOST
         if row.rmse is not None and whole.rmse is not None:
@@ -80,30 +76,27 @@ def _words(rows: list[PruneRow]) -> list[str]:
 
     reached = {}
     for by in dict.fromkeys(row.by for row in rows):
-        going = 0.0
-        for row in (r for r in rows if r.by == by):
-            if not spared(row):
+        reached[by] = 0.0
+        for row in (row for row in rows if row.by == by):
+            if not acceptable(row):
                 break
-            going = 1 - row.parameters / whole.parameters
-        reached[by] = going
+            reached[by] = 1 - row.parameters / whole.parameters
     best = max(reached, key=reached.__getitem__)
-    what = (
-        "more than a point of accuracy is lost"
-        if whole.accuracy is not None
-        else "the error grows by more than 1 %"
-        if whole.rmse is not None
-        else "the log loss grows by more than 0.01 nats"
-    )
+    loss = "the log loss grows by more than 0.01 nats"
+    if whole.accuracy is not None:
+        loss = "more than a point of accuracy is lost"
+    elif whole.rmse is not None:
+        loss = "the error grows by more than 1%"
     random = f"; at random, {reached['random']:.0%}." if "random" in reached and best != "random" else "."
-    return [f"Ranked by {NAMES[best]}, {reached[best]:.0%} of all weights can go before {what}{random}"]
+    return f"Ranked by {CRITERIA[best]}, {reached[best]:.0%} of all weights can be pruned before {loss}{random}"
 
 
-def answers(context: Context) -> list[dict[str, Any]]:
-    """The questions that a profile is for."""
-    held = context.profiled[context.need("test", targets=True).name]
-    context.need_closed_forms("this")
-    if context.subject.dense:
-        raise NotDefined("shares are for outputs [N, C].")
+def answers(context: Context) -> tuple[Answer, ...]:
+    """Answers to the main questions about a profile."""
+    context.need_targets("test")
+    posterior, profile = (p.as_laplace("this") for p in (context.posterior, context.profile_posterior))
+    if context.has_dense_outputs:
+        raise NotDefined("shares need outputs [N, C].")
     ood = context.profiled["ood"].pair if context.has("ood") else None
-    pair = (held.inputs, held.targets)
-    return [cleaned(a) for a in asked(context.posterior, pair, ood=ood, profile=context.where_posterior).to_dict()]
+    found = answered(posterior, context.profiled["test"].pair, ood=ood, profile=profile)
+    return tuple(Answer(one.question, one.words, one.numbers) for one in found.items)

@@ -1,220 +1,281 @@
-"""The verdict: one paragraph, and a few points that a reader can take away."""
+"""The verdict: one paragraph, and a few key points."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from whence.auditing.context import Context
-from whence.auditing.leading import leader
-from whence.auditing.quality import mean_confidence
-from whence.auditing.scoring import NEGLIGIBLE
+from whence.auditing.context import FACTORS, Context
+from whence.auditing.quality import mean_confidence, no_difference
+from whence.report.formatting import minus
+from whence.report.record.audit import Deferral, Metric, Point, Quality, Verdict
+from whence.report.record.common import Estimate, Tone
+from whence.report.record.sections import Layer, Novelty, Profile, Shares
 
-CALIBRATED = (0.02, 0.05)  # calibration errors that are good, and that are passable
-NOTHING = 0.005  # a calibration error that is none
-TOO_WIDE = 0.1  # interval of a calibration error that says nothing
-DETECTED = (0.9, 0.75)  # AUROCs that are good, and that are passable
+CALIBRATED = (0.02, 0.05)  # thresholds of good and acceptable calibration errors
+NOTHING = 0.005  # calibration error that counts as zero
+TOO_WIDE = 0.1  # width of an interval that is uninformative
+DETECTED = (0.9, 0.75)  # thresholds of good and acceptable AUROCs
+PRIORS = dict(zip(FACTORS, ("one ten times weaker", "this prior", "one ten times stronger"), strict=True))
 
-JUDGED = ("Calibration", "Bayesian or plain", "Knows its errors", "Notices what is new")
-
-SAID = {
+# The words for a point in the paragraph, by tone; other points do not affect the verdict's tone
+SUMMARIES: dict[str, dict[Tone, str]] = {
     "Calibration": {
-        "good": "means what it says when it states a confidence",
-        "mixed": "states confidences that are somewhat off",
-        "poor": "states confidences that cannot be taken at their word",
+        "good": "is well calibrated",
+        "mixed": "is somewhat miscalibrated",
+        "poor": "is badly calibrated",
     },
     "Bayesian or plain": {
         "good": "predicts better with uncertain weights than with fixed ones",
         "poor": "predicts worse with uncertain weights than with fixed ones",
     },
     "Knows its errors": {
-        "good": "tends to know when it is wrong",
-        "mixed": "knows only some of its errors",
-        "poor": "hardly knows when it is wrong",
+        "good": "is usually uncertain when it is wrong",
+        "mixed": "is uncertain about only some of its errors",
+        "poor": "is rarely uncertain when it is wrong",
     },
     "Notices what is new": {
-        "good": "notices inputs from elsewhere",
-        "mixed": "notices only some inputs from elsewhere",
-        "poor": "hardly notices inputs from elsewhere",
+        "good": "detects out-of-distribution inputs",
+        "mixed": "detects only some out-of-distribution inputs",
+        "poor": "rarely detects out-of-distribution inputs",
     },
 }
 
-Point = dict[str, str]
+
+@dataclass(frozen=True)
+class Found:
+    """The finished sections for the verdict."""
+
+    quality: Quality | None = None
+    deferral: Deferral | None = None
+    layers: Sequence[Layer] | None = None
+    profile: Profile | None = None
+    novelty: Novelty | None = None
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric, if the posterior has a value."""
+        rows = self.quality.metrics if self.quality else ()
+        return next((row for row in rows if row.name == name and row.bayesian is not None), None)
+
+    def value(self, name: str) -> Estimate | None:
+        """The posterior's value."""
+        metric = self.metric(name)
+        return None if metric is None else metric.bayesian
 
 
-def verdict(context: Context, made: dict[str, Any]) -> dict[str, Any]:
-    """From the sections that were finished."""
-    rows = {row["name"]: row for row in made["quality"]["metrics"]} if made.get("quality") else {}
-    points = [
-        point
-        for point in (
-            _calibration(context, rows),
-            _gain(rows),
-            _errors(rows, made),
-            _novel(rows, made),
-            _place(context, made),
-            _prior(made),
-        )
-        if point is not None
-    ]
-    judged = [p["tone"] for p in points if p["label"] in JUDGED]
-    tone = "unknown" if not judged else "good" if set(judged) == {"good"} else "poor" if "poor" in judged else "mixed"
-    words = " ".join([*_opening(context, rows), *_summary(context, points, made)])
-    return {"words": words, "tone": tone, "points": points}
+def verdict(context: Context, found: Found) -> Verdict:
+    """The verdict from the finished sections."""
+    leader = leading_layer(found.layers or (), context)
+    possible = (
+        _calibration(context, found),
+        _gain(found),
+        _errors(found),
+        _novelty(found),
+        _location(found.layers or (), leader),
+        _prior(found.profile),
+    )
+    points = tuple(point for point in possible if point is not None)
+    tones = {point.tone for point in points if point.label in SUMMARIES}
+    tone: Tone = "unknown" if not tones else "good" if tones == {"good"} else "poor" if "poor" in tones else "mixed"
+    sentences = [_opening(context, found), *_summary(points), *([leader.briefly()] if leader else [])]
+    return Verdict(" ".join(sentences), tone, points)
 
 
-def _summary(context: Context, points: list[Point], made: dict[str, Any]) -> list[str]:
-    """What the points come to, without their numbers."""
-    tones = {point["label"]: point["tone"] for point in points}
-    known = [(SAID[label][tone], tone) for label, tone in tones.items() if tone in SAID.get(label, {})]
-    words = []
-    good = [said for said, tone in known if tone == "good"]
-    rest = [said for said, tone in known if tone != "good"]
+def _summary(points: Iterable[Point]) -> Iterator[str]:
+    """A summary of the points without numbers."""
+    said = [(SUMMARIES[p.label][p.tone], p.tone == "good") for p in points if p.tone in SUMMARIES.get(p.label, {})]
+    good, other = ([words for words, fine in said if fine == wanted] for wanted in (True, False))
     if good:
-        words.append(f"It {_listed(good)}.")
-    if rest:
-        words.append(f"{'But it' if good else 'It'} {_listed(rest)}.")
-    first = leader(context, made)
-    return [*words, first.briefly()] if first is not None else words
+        yield f"It {_listed(good)}."
+    if other:
+        yield f"{'But it' if good else 'It'} {_listed(other)}."
 
 
 def _listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def _point(label: str, words: str, tone: str) -> Point:
-    return {"label": label, "words": words, "tone": tone}
+def _opening(context: Context, found: Found) -> str:
+    members = len(context.posterior.snapshots)
+    whole = f"An ensemble of {members} networks" if members > 1 else context.network_name
+    words = f"{whole} has {context.parameters:,} weights"
+    accuracy, rmse = found.value("accuracy"), found.value("rmse")
+    score = accuracy or rmse
+    if score is None:
+        return f"{words}."
+    one = "label" if context.task.has_labels else "value"
+    of = "test input" if score.count == len(context.need("test")) else f"test {one}"
+    of = f"{score.count:,} {of}{'' if score.count == 1 else 's'}"
+    if accuracy:
+        return f"{words} and classifies {score.value:.1%} of {of} correctly."
+    return f"{words} and an RMSE of {score.value:.3g} on {of}."
 
 
-def _opening(context: Context, rows: dict[str, Any]) -> list[str]:
-    held = context.sets.get("test")
-    members = len(context.subject.networks)
-    whole = f"An ensemble of {members} networks" if members > 1 else context.subject.kind
-    words = f"{whole} has {context.subject.parameters:,} weights"
-    row = rows.get("accuracy") or rows.get("rmse")
-    if held is None or row is None or row["bayesian"] is None:
-        return [f"{words}."]
-    value, count = row["bayesian"]["value"], row["bayesian"]["count"]
-    one = "label" if context.task in ("classification", "binary") else "value"
-    of = "test input" if count == len(held) else f"test {one}"
-    of = f"{count:,} {of}{'' if count == 1 else 's'}"
-    if row["name"] == "accuracy":
-        return [f"{words} and answers {value:.1%} of {of} right."]
-    return [f"{words} and is off by {value:.3g} (RMSE) on {of}."]
+def _calibration(context: Context, found: Found) -> Point | None:
+    if (ece := found.metric("ece")) is not None:
+        return _confidence(context, ece, found.value("accuracy"))
+    coverage = found.value("coverage")
+    if coverage is None or coverage.value is None:
+        return None
+    off = abs(coverage.value - 0.95)
+    inside = coverage.low is not None and coverage.high is not None and coverage.low <= 0.95 <= coverage.high
+    tone: Tone = "good" if inside or off <= CALIBRATED[0] else "mixed" if off <= CALIBRATED[1] else "poor"
+    return Point("Calibration", f"Its 95% intervals contain the true value {coverage.value:.1%} of the time.", tone)
 
 
-def _calibration(context: Context, rows: dict[str, Any]) -> Point | None:
-    if rows.get("ece") and rows["ece"]["bayesian"]:
-        return _confidence(context, rows)
-    if rows.get("coverage") and rows["coverage"]["bayesian"]:
-        found = rows["coverage"]["bayesian"]
-        holds = found["low"] is not None and found["low"] <= 0.95 <= found["high"]
-        tone = "good" if holds or abs(found["value"] - 0.95) <= CALIBRATED[0] else None
-        tone = tone or ("mixed" if abs(found["value"] - 0.95) <= CALIBRATED[1] else "poor")
-        return _point("Calibration", f"Its 95 % intervals hold the truth {found['value']:.1%} of the time.", tone)
-    return None
-
-
-def _confidence(context: Context, rows: dict[str, Any]) -> Point:
-    """Judged by the interval of the calibration error, whose plain value is too large for few inputs."""
-    found = rows["ece"]["bayesian"]
-    low, high = found["low"], found["high"]
-    off = f"Its stated confidence is off by {found['value']:.1%} on average"
-    beside = f" (plain network {rows['ece']['plain']['value']:.1%})"
-    if low is None or high is None or low <= NOTHING:
-        few = high is None or high > TOO_WIDE
-        what = f"{found['count']:,} test inputs cannot tell that from {'much more' if few else 'chance'}"
-        return _point("Calibration", f"{off}{beside}; {what}.", "unknown" if few else "good")
-    confidence, right = mean_confidence(context), rows["accuracy"]["bayesian"]["value"]
+def _confidence(context: Context, ece: Metric, accuracy: Estimate | None) -> Point:
+    """Judged by the interval of the calibration error, whose value is biased upward for few inputs."""
+    found, plain = ece.bayesian, ece.plain
+    assert found is not None and plain is not None
+    words = (
+        f"Its confidence differs from its accuracy by {found.value:.1%} on average (plain network {plain.value:.1%})"
+    )
+    if found.low is None or found.high is None or found.low <= NOTHING:
+        few = found.high is None or found.high > TOO_WIDE
+        doubt = f"{'too uncertain to judge' if few else 'not statistically significant'} (n = {found.count:,})"
+        return Point("Calibration", f"{words}; {doubt}.", "unknown" if few else "good")
+    confidence, right = mean_confidence(context), None if accuracy is None else accuracy.value
     lean = ""
-    if confidence is not None and abs(confidence - right) > 0.01:
-        lean = f"; it claims {'more' if confidence > right else 'less'} than it keeps"
-    tone = "good" if high <= CALIBRATED[1] else "poor" if low > CALIBRATED[1] else "mixed"
-    return _point("Calibration", f"{off}{beside}{lean}.", tone)
+    if confidence is not None and right is not None and abs(confidence - right) > 0.01:
+        lean = f"; it is {'over' if confidence > right else 'under'}confident"
+    tone: Tone = "good" if found.high <= CALIBRATED[1] else "poor" if found.low > CALIBRATED[1] else "mixed"
+    return Point("Calibration", f"{words}{lean}.", tone)
 
 
-def _gain(rows: dict[str, Any]) -> Point | None:
-    row = rows.get("nll")
-    if row is None or row["difference"] is None or row["difference"]["low"] is None:
+def _gain(found: Found) -> Point | None:
+    metric = found.metric("nll")
+    difference = None if metric is None else metric.difference
+    if difference is None or difference.low is None or difference.value is None:
         return None
-    found = row["difference"]
-    interval = f"{found['value']:+.3g} nats, 95 % interval {found['low']:+.3g} to {found['high']:+.3g}"
-    if found["low"] <= 0 <= found["high"] or abs(found["value"]) < NEGLIGIBLE:
-        words = f"Uncertain weights make no difference to its log loss that shows ({interval})."
-        return _point("Bayesian or plain", words, "mixed")
-    better = found["value"] < 0
-    words = f"Uncertain weights make its log loss {'better' if better else 'worse'} ({interval})."
-    return _point("Bayesian or plain", words, "good" if better else "poor")
+    interval = f"{difference.value:+.3g} nats, 95% interval {difference.low:+.3g} to {difference.high:+.3g}"
+    interval = minus(interval)
+    if no_difference(difference):
+        words = f"No significant change in log loss from uncertain weights ({interval})."
+        return Point("Bayesian or plain", words, "mixed")
+    better = difference.value < 0
+    words = f"Uncertain weights {'improve' if better else 'worsen'} the log loss ({interval})."
+    return Point("Bayesian or plain", words, "good" if better else "poor")
 
 
-def _errors(rows: dict[str, Any], made: dict[str, Any]) -> Point | None:
-    row = rows.get("error_auroc")
-    if row is None or row["bayesian"] is None:
+def _errors(found: Found) -> Point | None:
+    auroc = found.value("error_auroc")
+    if auroc is None:
         return None
-    value = row["bayesian"]["value"]
-    extra = ""
-    if made.get("deferral") and made["deferral"]["words"]:
-        extra = " " + made["deferral"]["words"][0]
-    words = f"Its uncertainty ranks wrong answers above right ones with an AUROC of {value:.2f}.{extra}"
-    return _point("Knows its errors", words, _graded(row["bayesian"]))
+    words = f"Its uncertainty ranks wrong answers above correct ones with an AUROC of {auroc.value:.2f}."
+    if found.deferral and found.deferral.words:
+        words += f" {found.deferral.words[0]}"
+    return Point("Knows its errors", words, _graded(auroc))
 
 
-def _novel(rows: dict[str, Any], made: dict[str, Any]) -> Point | None:
-    found = made.get("novelty")
-    if found and found["detectors"]:
-        by_name = {d["name"]: d for d in found["detectors"]}
-        own, best = by_name["novelty"]["auroc"], found["detectors"][0]
-        beside = [by_name["entropy"]] if "entropy" in by_name else []
-        beside += [best] if best["auroc"]["value"] > own["value"] + 0.02 and best not in beside else []
-        listed = ", ".join(f"{d['label']}: {d['auroc']['value']:.2f}" for d in beside)
-        other = f" ({listed})" if listed else ""
-        words = f"Novelty by layer tells inputs from elsewhere apart with an AUROC of {own['value']:.2f}{other}."
-        return _point("Notices what is new", words, _graded(max((own, best["auroc"]), key=lambda e: e["value"])))
-    row = rows.get("ood_auroc")
-    if row is None or row["bayesian"] is None:
+def _novelty(found: Found) -> Point | None:
+    label = "Notices what is new"
+    if found.novelty and found.novelty.detectors:
+        detectors = {one.name: one for one in found.novelty.detectors}
+        own, best = detectors["novelty"], found.novelty.detectors[0]
+        beside = [detectors["entropy"]] if "entropy" in detectors else []
+        if _value(best.auroc) > _value(own.auroc) + 0.02 and best not in beside:
+            beside.append(best)
+        others = ", ".join(f"{one.label}: {one.auroc.value:.2f}" for one in beside)
+        words = f"Novelty by layer detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}"
+        words += f" ({others})." if others else "."
+        return Point(label, words, _graded(max((own.auroc, best.auroc), key=_value)))
+    auroc = found.value("ood_auroc")
+    if auroc is None:
         return None
-    words = f"Uncertainty tells inputs from elsewhere apart with an AUROC of {row['bayesian']['value']:.2f}."
-    return _point("Notices what is new", words, _graded(row["bayesian"]))
+    words = f"Uncertainty detects out-of-distribution inputs with an AUROC of {auroc.value:.2f}."
+    return Point(label, words, _graded(auroc))
 
 
-def _shared(made: dict[str, Any]) -> list[dict[str, Any]]:
-    """Layers with a share of the variance of test data."""
-    rows = made.get("layers") or []
-    return [row for row in rows if row["test"] is not None and row["test"]["variance_share"] is not None]
+def _value(found: Estimate) -> float:
+    return found.value or 0.0
 
 
-def _place(context: Context, made: dict[str, Any]) -> Point | None:
-    rows = _shared(made)
-    first = leader(context, made)
-    if first is None:
+def _graded(found: Estimate) -> Tone:
+    """An AUROC by its interval: good or poor only if significant."""
+    value, (good, passable) = _value(found), DETECTED
+    if value >= good and (found.low is None or found.low >= passable):
+        return "good"
+    return "poor" if value < passable and (found.high is None or found.high < passable) else "mixed"
+
+
+def _prior(profile: Profile | None) -> Point | None:
+    if profile is None:
         return None
-    drop = ""
-    if all(row["ood"] is not None and None not in (row["ood"]["explained"], row["test"]["explained"]) for row in rows):
-        fallen = max(rows, key=lambda row: row["test"]["explained"] - row["ood"]["explained"])
-        inside, outside = fallen["test"]["explained"], fallen["ood"]["explained"]
-        if inside - outside > 0.01:
-            drop = (
-                f" For out-of-distribution inputs, explained falls most in `{fallen['name']}` "
-                f"({inside:.0%} → {outside:.0%})."
-            )
-    return _point("Where it sits", f"{first.words()}{drop}", "note")
-
-
-def _prior(made: dict[str, Any]) -> Point | None:
-    profile = made.get("profile")
-    if not profile:
-        return None
-    explained = profile["views"][0]["explained"][0]
-    if profile["note"]:
-        return _point("Is it the prior?", profile["note"], "mixed")
+    explained = profile.views[0].explained[0]
+    if profile.note:
+        return Point("Is it the prior?", profile.note, "mixed")
     if explained is None:
         return None
-    tone = "good" if explained > 0.2 else "mixed"
-    return _point("Is it the prior?", f"Training reduced the prior variance by {explained:.0%}.", tone)
+    words = f"Training reduced the prior variance by {explained:.0%}."
+    return Point("Is it the prior?", words, "good" if explained > 0.2 else "mixed")
 
 
-def _graded(found: dict[str, Any]) -> str:
-    """An AUROC by its interval: good or poor only where the data can tell."""
-    value, low, high = found["value"], found["low"], found["high"]
-    if value >= DETECTED[0] and (low is None or low >= DETECTED[1]):
-        return "good"
-    return "poor" if value < DETECTED[1] and (high is None or high < DETECTED[1]) else "mixed"
+# The leading layer
+
+
+@dataclass(frozen=True)
+class LeadingLayer:
+    """The layer with the largest share of the variance of test inputs."""
+
+    name: str
+    shares: Shares
+    elsewhere: tuple[tuple[float, str], ...] = ()  # factor on the prior precision, and which layer leads there instead
+
+    def briefly(self) -> str:
+        if self.elsewhere:
+            return "Which layer contributes most to the variance depends on the prior."
+        return f"`{self.name}` contributes the largest share of the variance ({self.shares.variance_share:.0%})."
+
+    def words(self) -> str:
+        """The layer's share with its range, and its share under the prior alone."""
+        own, low, high = self.shares, self.shares.share_low, self.shares.share_high
+        alone = "" if own.prior_share is None else f"; {own.prior_share:.0%} under the prior alone"
+        if not self.elsewhere:
+            span = ""
+            if low is not None and high is not None:
+                span = f"; {low:.0%} to {high:.0%} under priors ten times weaker to ten times stronger"
+            return (
+                f"`{self.name}` contributes the largest share of the variance ({own.variance_share:.0%}{span}{alone})."
+            )
+        instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
+        return (
+            f"No layer has the largest share of the variance under every prior: `{self.name}` under this one "
+            f"({own.variance_share:.0%}{alone}), {instead}."
+        )
+
+
+def leading_layer(layers: Sequence[Layer], context: Context) -> LeadingLayer | None:
+    """The leading layer, if the layer table has shares."""
+    shared = _with_shares(layers)
+    if not shared:
+        return None
+    name, shares = max(shared.items(), key=lambda item: item[1].variance_share or 0.0)
+    elsewhere = []
+    for factor in FACTORS:
+        rows = [row for row in context.sensitivity if row.factor == factor]
+        if rows and (first := max(rows, key=lambda row: row.variance_share or 0.0).name) != name:
+            elsewhere.append((factor, first))
+    return LeadingLayer(name, shares, tuple(elsewhere))
+
+
+def _with_shares(layers: Sequence[Layer]) -> dict[str, Shares]:
+    """Shares of test data, by layer."""
+    return {row.name: row.test for row in layers if row.test is not None and row.test.variance_share is not None}
+
+
+def _location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | None:
+    if leader is None:
+        return None
+    words = leader.words()
+    inside = _with_shares(layers)
+    drops = {
+        row.name: (inside[row.name].explained, row.ood.explained)
+        for row in layers
+        if row.name in inside and row.ood is not None
+    }
+    known = {name: (a, b) for name, (a, b) in drops.items() if a is not None and b is not None}
+    if len(known) == len(inside):
+        name, (before, after) = max(known.items(), key=lambda item: item[1][0] - item[1][1])
+        if before - after > 0.01:
+            words += f" For out-of-distribution inputs, explained falls most in `{name}` ({before:.0%} → {after:.0%})."
+    return Point("Source of the uncertainty", words, "note")

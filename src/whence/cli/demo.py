@@ -1,4 +1,4 @@
-"""The demonstration: a small network reads digits under noise; pieces of photographs are what it never saw."""
+"""``whence demo``: a small network on noisy digits; patches of photographs are the novel inputs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import Tensor, nn
 
-from whence import zoo
-from whence.cli import auditing, outputs
-from whence.cli.voice import Voice
+import whence
+from whence.cli import options
+from whence.cli.audit import audit_and_write
+from whence.cli.options import OUTPUT, option
+from whence.cli.output import Output, result_folder
 from whence.errors import need
+
+EPILOG = f"Example: [bold]whence demo --out first-look --open[/]\n\n{options.CODES}"
+TITLE = "Noisy digits; patches of photographs are novel"
 
 NOISE = 0.8  # so that the network overfits
 EPOCHS = 20
-PATCHES = 300  # pieces of photographs
-SIDE = 32  # pixels of a piece, before it is made as small as a digit
+PATCHES = 300  # patches of photographs
+SIDE = 32  # pixels of a patch, before it is resized to a digit
 Pair = tuple[Tensor, Tensor]
 
 
@@ -41,23 +48,25 @@ def network() -> nn.Module:
 
 
 def prepare(seed: int = 0) -> tuple[nn.Module, Pair, Pair, Pair, Tensor]:
-    """A trained network, its training, validation and test data, and inputs from elsewhere."""
+    """A trained network, its training, validation and test data, and out-of-distribution inputs."""
     need("sklearn", "zoo")
-    data = zoo.load("digits", seed=seed, validation=0.3)
+    data = whence.zoo.load("digits", seed=seed, validation=0.3)
     assert data.train is not None and data.validation is not None and data.test is not None
     parts = (data.train, data.validation, data.test)
     train, validation, test = (_noisy(part.tensors(), seed, place) for place, part in enumerate(parts))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = network()
-        zoo.train(model, train, epochs=EPOCHS, batch_size=64, optimiser="adam", lr=3e-3, seed=seed, progress=False)
+        whence.zoo.train(
+            model, train, epochs=EPOCHS, batch_size=64, optimiser="adam", lr=3e-3, seed=seed, progress=False
+        )
     x = data.train.tensors()[0]
     patches = x.min() + photographs(seed) * (x.max() - x.min())
     return model.eval(), train, validation, test, _noisy((patches, patches), seed, 3)[0]
 
 
 def photographs(seed: int = 0) -> Tensor:
-    """Pieces of the two photographs that come with scikit-learn, as grey pictures of 8 × 8 pixels in 0..1."""
+    """Patches of scikit-learn's two photographs, as grey 8 × 8 images in 0..1."""
     images = need("sklearn.datasets", "zoo").load_sample_images().images
     generator = torch.Generator().manual_seed(seed)
     grey = [torch.from_numpy(image.copy()).float().mean(2) for image in images]
@@ -77,7 +86,7 @@ def _noisy(pair: Pair, seed: int, place: int) -> Pair:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """A network this small gains little from a second thread, which costs tenfold where the core is busy."""
+    """Use one thread: a small network gains little from a second, which is ten times slower on a busy core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,17 +95,27 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(out: Path, seed: int, device: str | None, opened: bool, voice: Voice) -> int:
-    """Train, audit, write; returns the exit code."""
-    with outputs.folder(out) as folder, _one_thread():
-        with voice.progress() as steps:
-            steps("training a small network on digits", 0, 0)
-            model, train, validation, test, ood = prepare(seed)
-        data = {"train": train, "validation": validation, "test": test, "ood": ood}
-        settings = {
-            "likelihood": "classification",
-            "classes": [str(digit) for digit in range(10)],
-            "title": "Digits under noise; pieces of photographs are novel",
-        }
-        order = auditing.Order(model="", out=out, seed=seed, open=opened)
-        return auditing.carry_out(model, data, settings, order, voice, folder, device)
+def demo(
+    out: Annotated[Path, option(OUTPUT, "DIR", "Folder for audit.html and audit.json.")] = Path("whence-demo"),
+    open_page: options.Open = False,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Train a small network on embedded data and audit it: the quickest way to see a whence report.
+
+    It learns noisy digits; patches of photographs are the novel inputs. Takes about a minute.
+    """
+    with Output(quiet, as_json, debug).guarded() as output:
+        place = options.parse_device(device)
+        with result_folder(out) as folder, _one_thread():
+            with output.progress() as on_step:
+                on_step("training a small network on digits", 0, 0)
+                model, train, validation, test, ood = prepare(seed)
+            data = {"train": train, "validation": validation, "test": test, "ood": ood}
+            settings = {"likelihood": "classification", "title": TITLE, "seed": seed, "device": place}
+            settings["classes"] = [str(digit) for digit in range(10)]
+            code = audit_and_write(model, data, settings, folder, None, open_page, output)
+    raise typer.Exit(code)

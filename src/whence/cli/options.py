@@ -1,90 +1,158 @@
-"""Options that several commands share."""
+"""Options that several commands share, and parsing of their values."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 
+import whence
+from whence.errors import BadOption, one_of
+from whence.likelihoods import BY_NAME, Likelihood
+
 DATA, FIT, OUTPUT, COMMON = "Data", "Posterior", "Output", "Common"
+REF = "MODULE:NAME"
 CODES = "Exit codes: 0 done; 2 bad input or option; 1 unexpected error; 130 stopped by Ctrl-C."
 REFERENCES = (
     "A reference is [bold]package.module:name[/] or [bold]path/to/file.py:name[/]; the current folder is searched. The "
-    "network is a torch.nn.Module, or a class or function without required arguments that gives one. Data are a "
-    "DataLoader, a Dataset, a pair of tensors, a list of (inputs, targets) batches, or a function that gives one."
+    "network is a torch.nn.Module, or a class or function without required arguments that returns one. Data are a "
+    "DataLoader, a Dataset, a pair of tensors, a list of (inputs, targets) batches, or a function that returns one."
 )
+LIKELIHOODS = (*BY_NAME, "gaussian:NOISE", "heteroscedastic", "poisson")
 
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of everything random.", rich_help_panel=COMMON)]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="Where to compute: cpu, cuda, cuda:1, mps.",
-        show_default="as the network",
-        rich_help_panel=COMMON,
-    ),
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", metavar="", help="Say nothing but errors.", rich_help_panel=COMMON)
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", help="Print one JSON object on stdout, and nothing else there.", rich_help_panel=COMMON
-    ),
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.", rich_help_panel=COMMON)
-]
-Open = Annotated[bool, typer.Option("--open", metavar="", help="Open the page in the browser.", rich_help_panel=OUTPUT)]
+
+def argument(metavar: str, words: str) -> Any:
+    return typer.Argument(metavar=metavar, help=words, show_default=False)
+
+
+def option(panel: str | None, metavar: str, words: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=words, rich_help_panel=panel, **more)
+
+
+def flag(panel: str | None, name: str, words: str, *names: str) -> Any:
+    return option(panel, "", words, name, *names)
+
+
+Test = Annotated[str | None, option(DATA, REF, "Data for evaluation.")]
+Ood = Annotated[str | None, option(DATA, REF, "Out-of-distribution inputs.")]
 Weights = Annotated[
-    Path | None,
-    typer.Option(
-        help="Trained weights for the network: a state dict as .safetensors, .pt or .pth.",
-        metavar="FILE",
-        rich_help_panel=DATA,
-    ),
+    Path | None, option(DATA, "FILE", "Trained weights for the network: a state dict as .safetensors, .pt or .pth.")
 ]
-BatchSize = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Batch size, where a Dataset is given.", rich_help_panel=DATA)
-]
+Classes = Annotated[str | None, option(DATA, "A,B,C", "Names of the classes, in order.")]
+BatchSize = Annotated[int, option(DATA, "N", "Batch size for a Dataset.", min=1)]
 Layers = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Only layers whose name fits this pattern, such as 'block.*'; 'last' is the last layer. May be repeated.",
-        metavar="PATTERN",
+    option(
+        FIT,
+        "PATTERN",
+        "Only layers whose name matches this pattern, such as 'block.*'; 'last' is the last layer. May be repeated.",
         show_default="all",
-        rich_help_panel=FIT,
     ),
 ]
-Classes = Annotated[
-    str | None, typer.Option(metavar="A,B,C", help="Names of the classes, in order.", rich_help_panel=DATA)
+Title = Annotated[str | None, option(OUTPUT, "WORDS", "Title of the page.")]
+Examples = Annotated[int, option(OUTPUT, "N", "Read at most this many examples of each set except train.", min=2)]
+Open = Annotated[bool, flag(OUTPUT, "--open", "Open the page in the browser.")]
+Seed = Annotated[int, option(COMMON, "N", "Random seed.")]
+Device = Annotated[
+    str | None, option(COMMON, "DEVICE", "Where to compute: cpu, cuda, cuda:1, mps.", show_default="as the network")
 ]
-Title = Annotated[str | None, typer.Option(metavar="WORDS", help="Title of the page.", rich_help_panel=OUTPUT)]
-Examples = Annotated[
-    int,
-    typer.Option(
-        min=2, metavar="N", help="Read at most so many of each of the sets but train.", rich_help_panel=OUTPUT
-    ),
-]
-REF = "MODULE:NAME"
+Quiet = Annotated[bool, flag(COMMON, "--quiet", "Print only errors.", "-q")]
+Json = Annotated[bool, flag(COMMON, "--json", "Print one JSON object on stdout, and nothing else.")]
+Debug = Annotated[bool, flag(COMMON, "--debug", "Show the traceback of an error.")]
 
 
 class Structure(StrEnum):
-    """How the curvature is kept."""
+    """Structure of the curvature."""
 
     kron, ekfac, diag, block, full, lowrank = "kron", "ekfac", "diag", "block", "full", "lowrank"
 
 
 class Curvature(StrEnum):
-    """Which curvature."""
+    """Kind of curvature."""
 
     auto, ggn, mc, empirical, kfra, hessian = "auto", "ggn", "mc", "empirical", "kfra", "hessian"
 
 
 class Criterion(StrEnum):
-    """What goes first."""
+    """Pruning criterion."""
 
     snr, identified, saliency, magnitude, random = "snr", "identified", "saliency", "magnitude", "random"
+
+
+# Values
+
+
+def parse_likelihood(word: str | None) -> Likelihood | str | None:
+    """A likelihood by its name; ``gaussian:0.3`` has a noise of standard deviation 0.3."""
+    if word is None:
+        return None
+    name, colon, value = word.strip().partition(":")
+    if name == "gaussian":
+        noise = _positive(value)
+        if noise is None:
+            raise BadOption(
+                f"--likelihood: expected gaussian:NOISE with a number above 0, such as gaussian:0.3, but got {word!r}; "
+                "regression estimates the noise from the training data."
+            )
+        return whence.Gaussian(noise=noise)
+    if colon or name not in ("heteroscedastic", "poisson"):
+        return one_of(word.strip(), LIKELIHOODS, "likelihood")
+    return whence.HeteroscedasticGaussian() if name == "heteroscedastic" else whence.Poisson()
+
+
+def parse_prior(word: str | None) -> float | whence.Relative | None:
+    """``relative``, ``relative:10`` with τ = 10, or a number: an isotropic precision."""
+    if word is None:
+        return None
+    name, colon, value = word.strip().partition(":")
+    number = _positive(word if name != "relative" else value if colon else "1")
+    if number is None:
+        raise BadOption(f"--prior: expected relative, relative:TAU or a number above 0, but got {word!r}.")
+    return whence.Relative(number) if name == "relative" else number
+
+
+def _positive(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def parse_device(word: str | None) -> str | None:
+    """Check that this machine has the device."""
+    if word is None:
+        return None
+    try:
+        wanted = torch.device(word)
+    except RuntimeError as error:
+        raise BadOption(f"--device: expected cpu, cuda, cuda:0 or mps, but got {word!r}.") from error
+    if wanted.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise BadOption(f"--device: {word} was requested, but torch {torch.__version__} finds no CUDA device.")
+        if (wanted.index or 0) >= count:
+            raise BadOption(f"--device: {word} was requested, but there are only cuda:0 to cuda:{count - 1}.")
+    elif wanted.type == "mps" and not torch.backends.mps.is_available():
+        raise BadOption("--device: mps was requested, but torch finds no such device.")
+    elif wanted.type not in ("cpu", "mps"):
+        raise BadOption(f"--device: expected cpu, cuda, cuda:0 or mps, but got {word!r}.")
+    return word
+
+
+def parse_layers(patterns: list[str] | None) -> list[str] | str | None:
+    """Patterns on module names; ``last`` alone is the last layer."""
+    return "last" if patterns == ["last"] else patterns or None
+
+
+def parse_classes(word: str | None) -> list[str] | None:
+    """Comma-separated names."""
+    if word is None:
+        return None
+    names = [name.strip() for name in word.split(",")]
+    if len(names) < 2 or not all(names):
+        raise BadOption(f"--classes: expected comma-separated names, such as cat,dog, but got {word!r}.")
+    return names

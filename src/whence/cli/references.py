@@ -20,7 +20,7 @@ EXAMPLE = "such as models:net or code/models.py:net"
 
 
 def resolve(reference: str, option: str) -> Any:
-    """The object a reference names; ``option`` is what the user calls it."""
+    """The object of a reference; ``option`` names it in messages."""
     place, colon, name = reference.rpartition(":")
     if not colon or not place or not name:
         raise BadOption(f"{option}: expected MODULE:NAME, {EXAMPLE}, but got {reference!r}.")
@@ -35,7 +35,7 @@ def resolve(reference: str, option: str) -> Any:
 
 
 def made(reference: str, option: str, wanted: Callable[[Any], bool], expected: str) -> Any:
-    """The object, or what it returns when called, once it is ``wanted``; ``expected`` says in words what that is."""
+    """The object, or its return value if called, that is ``wanted``; ``expected`` describes it in messages."""
     found = resolve(reference, option)
     if wanted(found):
         return found
@@ -67,7 +67,7 @@ def is_class(reference: str, option: str = "MODEL") -> bool:
 
 
 def kind(value: Any) -> str:
-    """What something is, with its article."""
+    """The type of a value, with an article."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -91,7 +91,7 @@ def _required(found: Any) -> list[str]:
 
 
 def _nearby(name: str, inside: Any) -> str:
-    """A near match, or what there is."""
+    """Suggest the nearest name, or list the existing ones."""
     known = [n for n in vars(inside) if not n.startswith("_")] if hasattr(inside, "__dict__") else []
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
@@ -107,7 +107,7 @@ def _module(name: str, option: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise _failed(name, option, error) from error
-        hint = f" There is a file {name}; name it with its ending: {name}.py:…" if Path(f"{name}.py").is_file() else ""
+        hint = f" There is a file {name}.py; use {name}.py:…" if Path(f"{name}.py").is_file() else ""
         looked = f"looked in {Path.cwd()} and the installed packages"
         raise BadOption(f"{option}: there is no module {error.name!r} ({looked}).{hint}") from error
     except (Exception, SystemExit) as error:
@@ -115,7 +115,7 @@ def _module(name: str, option: str) -> ModuleType:
 
 
 def _file(name: str, option: str) -> ModuleType:
-    """A module from its file, imported once; its folder and the current one are searched for what it imports."""
+    """A module from its file, imported once; its folder and the current one are on the import path."""
     path = Path(name).resolve()
     if not path.is_file():
         raise BadOption(f"{option}: there is no file {name} (looked in {Path.cwd()}).")
@@ -141,7 +141,7 @@ def _file(name: str, option: str) -> ModuleType:
 def _failed(name: str, option: str, error: BaseException) -> BadOption:
     if isinstance(error, SystemExit):
         return BadOption(
-            f"{option}: importing {name} ended the program; put what runs a script under if __name__ == '__main__'."
+            f"{option}: importing {name} ended the program; move its main code under if __name__ == '__main__'."
         )
     return BadOption(f"{option}: importing {name} failed: {type(error).__name__}: {error}")
 

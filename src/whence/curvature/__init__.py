@@ -1,1 +1,1 @@
-"""Model + data + likelihood → curvature, by block."""
+"""The curvature of a network's loss on data, by block."""

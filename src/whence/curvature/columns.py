@@ -1,4 +1,4 @@
-"""What is sent backward: columns R with Σ_k r_k r_kᵀ = Λ (exactly, on average, or empirically).
+"""Root columns R for the backward pass, with Σ_k r_k r_kᵀ = Λ (exactly, on average, or empirically).
 
 Index legend: K columns, N examples, M output positions, C outputs.
 """
@@ -6,21 +6,13 @@ Index legend: K columns, N examples, M output positions, C outputs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from whence.curvature.options import CurvatureKind, LabelDraws
+from whence.engine.randomness import example_uniform
 from whence.likelihoods import Likelihood
-from whence.randomness import example_uniform
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Randomness of a sampled Fisher: it belongs to the example's place in the data, not to its batch."""
-
-    seed: int = 0
-    count: int = 1
 
 
 class Columns:
@@ -51,15 +43,20 @@ class Columns:
 
 
 def columns_for(
-    curvature: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor, draws: Draws, rows: Tensor
+    curvature: CurvatureKind,
+    likelihood: Likelihood,
+    outputs: Tensor,
+    targets: Tensor,
+    draws: LabelDraws,
+    rows: Tensor,
 ) -> Columns:
-    """The columns of a batch whose examples have the numbers ``rows`` in the data."""
+    """The root columns of a batch; ``rows`` are the indices of its examples in the data."""
     outputs = outputs.detach()
-    if curvature == "ggn" and likelihood.fisher_draws:
-        draws = Draws(draws.seed, likelihood.fisher_draws)
-    elif curvature == "ggn":
+    if curvature is CurvatureKind.GGN and likelihood.fisher_draws:
+        draws = LabelDraws(draws.seed, likelihood.fisher_draws)
+    elif curvature is CurvatureKind.GGN:
         return Columns(likelihood, outputs, likelihood.root(outputs, targets), None)
-    if curvature == "empirical":
+    if curvature is CurvatureKind.EMPIRICAL:
         return Columns(likelihood, outputs, None, likelihood.gradient(outputs, targets).unsqueeze(0))
     shape = tuple(likelihood.flatten(outputs).shape)
     drawn = []

@@ -1,4 +1,4 @@
-"""A fit: what is asked for is settled, the network inspected, and its curvature summed by block."""
+"""Fitting the curvature: inspect the first batch, partition the parameters into blocks, sum the curvature by block."""
 
 from __future__ import annotations
 
@@ -6,54 +6,48 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from whence.batches import Batch, Data, size_of, take, to_device
-from whence.curvature import hessian, kfra, lowrank, memory
-from whence.curvature.accumulate import (
-    Accumulator,
-    DenseAccumulator,
-    DiagonalAccumulator,
-    EkfacAccumulator,
-    KroneckerAccumulator,
-)
-from whence.curvature.blocks import Block, assign
-from whence.curvature.checkpoint import VALUES, Checkpoint, digest_of_batch, signature_of
-from whence.curvature.distributed import EXAMPLES, Ranks
-from whence.curvature.distributed_data import part_of
-from whence.curvature.fallbacks import say_fallbacks
-from whence.curvature.independence import check_independent, first_outputs
-from whence.curvature.jacobian import widened
-from whence.curvature.options import Options, say_unused_draws, settle
-from whence.curvature.passes import Passes
-from whence.curvature.plan import Plan
-from whence.curvature.record import FitRecord, warn_if_probabilities
-from whence.curvature.result import Curvature, Fit
-from whence.curvature.selection import Selection
-from whence.curvature.signals import Signals, from_kronecker, without_sums
-from whence.curvature.signals import accumulators as accumulators_of_signals
-from whence.curvature.sweep import run
+from whence.curvature import hessian, kfra, lowrank, needs
+from whence.curvature.dense import DenseSums
+from whence.curvature.diagonals import DiagonalSums
+from whence.curvature.ekfac import EkfacSums, eigenvectors
+from whence.curvature.kfac import KroneckerSums
+from whence.curvature.options import CurvatureKind, FitOptions, Sharing
+from whence.curvature.result import Curvature, Fit, FitRecord, say_fallbacks
+from whence.curvature.signals import SignalCollector, Signals
+from whence.curvature.sums import CurvatureSums
+from whence.curvature.sweep import sum_over_data
+from whence.engine.batches import Batch, Data, size_of, take, to_device
+from whence.engine.distributed_data import part_of
 from whence.engine.files import digest
-from whence.errors import BadData, BadFile, EmptyData, NothingSelected
+from whence.engine.passes import Passes
+from whence.engine.ranks import EXAMPLES, Ranks
+from whence.engine.stages import VALUES, FitCheckpoint, digest_of_batch
+from whence.errors import BadData, BadFile, EmptyData, NothingSelected, notice
 from whence.functional import Network, refuse_batch_statistics
 from whence.labels import say_if_unshifted
 from whence.likelihoods import Gaussian, Likelihood
-from whence.linalg.ratios import Ratio
-from whence.linalg.structures import Kronecker, Structure
+from whence.linalg.dense import widened
+from whence.linalg.structures import BlockStructure, Kronecker, Structure, StructureKind
+from whence.recording.blocks import Block, assign
+from whence.recording.independence import check_independent, first_outputs
+from whence.recording.plan import Plan
+from whence.recording.selection import Selection
+
+PROBE = 256  # training examples that a posterior keeps
 
 
 class HasRatio(Protocol):
-    """A prior, as far as a fit has to know it."""
+    """The part of a prior's interface that a fit uses."""
 
     def of(self, blocks: Sequence[Block]) -> Any: ...
 
 
-PriorOf = Callable[[Plan, Signals], HasRatio]  # the prior of a plan's blocks, from what they saw over the data
-PROBE = 256  # of the first examples that a posterior keeps
+PriorOf = Callable[[Plan, Signals], HasRatio]  # the prior of a plan's blocks, from the statistics of their inputs
 
 
 def fit(
@@ -61,85 +55,111 @@ def fit(
     data: Data,
     likelihood: Likelihood,
     selection: Selection,
-    options: Options,
-    seed: Callable[[], int] | None = None,
-    ranks: Ranks | None = None,
-    checkpoint: Checkpoint | None = None,
-    prior: PriorOf | None = None,
+    options: FitOptions,
+    *,
+    seed: Callable[[], int],
+    prior: PriorOf,
+    ranks: Ranks,
+    checkpoint: FitCheckpoint | None = None,
 ) -> Fit:
-    """Compute the curvature of ``network`` on ``data``, summed over the ``ranks`` of a process group.
+    """The curvature of ``network`` on ``data``, summed over the ``ranks`` of a process group.
 
-    ``seed`` is asked for only if something is drawn; ``prior`` only by structures that are computed relative to it.
+    ``seed`` is called only if labels are drawn, ``prior`` only for structures that are computed relative to it.
     """
-    ranks, asked = ranks or Ranks(), options
-    part = part_of(data.source, ranks)
+    source, outputs = _open(network, data, likelihood, options, ranks, checkpoint)
+    _check_first_outputs(network, likelihood, source.first, outputs)
+    options = source.options.resolved(likelihood, outputs)
+    if options.draws_labels(likelihood):
+        options = replace(options, draws=replace(options.draws, seed=_common_seed(seed(), ranks, checkpoint)))
+    values = _values(likelihood, outputs, source)
+    del outputs  # those of a language model take gigabytes
+    plan = _plan(network, selection, source.first, likelihood, options)
+    say_fallbacks(plan.blocks, options, plan.inspection.unused)
+    keep = selection.keep(network, plan.blocks)
+    curvature = _finished(_curvature(plan, source, likelihood, options, keep, ranks, values, prior), source)
+    if options.estimate_noise:
+        likelihood, curvature = _with_estimated_noise(curvature)
+    return Fit(curvature, plan, likelihood, source.probe())
+
+
+def fit_more(
+    network: Network,
+    data: Data,
+    likelihood: Likelihood,
+    selection: Selection,
+    options: FitOptions,
+    *,
+    ranks: Ranks,
+    checkpoint: FitCheckpoint | None = None,
+) -> Curvature:
+    """The curvature of more data, with the options and seed of an earlier fit. Notices are not repeated."""
+    source, outputs = _open(network, data, likelihood, options, ranks, checkpoint)
+    values = _values(likelihood, outputs, source)
+    options = source.options.resolved(likelihood, outputs)
+    del outputs
+    plan = _plan(network, selection, source.first, likelihood, options)
+    keep = selection.keep(network, plan.blocks)
+    return _finished(_curvature(plan, source, likelihood, options, keep, ranks, values), source)
+
+
+# The first batch
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data whose first batch has been read."""
+
+    batches: Passes
+    mine: Batch  # this rank's first batch
+    first: Batch  # rank 0's first batch, on which decisions are made
+    asked: FitOptions
+    options: FitOptions  # the options of this rank
+
+    def probe(self) -> tuple[Any, Tensor]:
+        """A few training examples."""
+        few = slice(0, min(PROBE, size_of(self.first.inputs)))
+        return take(self.first.inputs, few), self.first.targets[few]
+
+
+def _open(
+    network: Network,
+    data: Data,
+    likelihood: Likelihood,
+    options: FitOptions,
+    ranks: Ranks,
+    checkpoint: FitCheckpoint | None,
+) -> tuple[Source, Tensor]:
+    """Read the first batch and compute its outputs."""
+    asked, part = options, part_of(data.source, ranks)
     if part is None:
         options = replace(options, first=options.first + ranks.rank * EXAMPLES)
     options = replace(options, progress=options.progress and ranks.rank == 0)
-    data.require_passes(2 if options.structure in ("ekfac", "lowrank") else 1, f"structure={options.structure!r}")
+    data.require_passes(options.structure.passes, f"structure={options.structure!r}")
     data.require_passes(options.passes, f"passes={options.passes}")
     data.counts = likelihood.counts
     batches = Passes(data, part, checkpoint)
-    mine, first = first_of_all(batches, ranks)
+    mine, first = _first_batch(batches, ranks)
     refuse_batch_statistics(network)
-    with contextlib.suppress(Exception):  # a network that fails says so next
+    with contextlib.suppress(Exception):  # a network that fails raises in first_outputs
         network.find_caches(take(first.inputs, slice(0, 2)))
-    outputs = first_outputs(network, first.inputs)
-    if seed is not None:  # more data for a fit that has said it
-        warn_if_probabilities(likelihood, outputs)
-        check_independent(network, first.inputs, outputs)
-        say_if_unshifted(take(first.inputs, slice(0, len(outputs))), first.targets[: len(outputs)], outputs)
-    options = settle(options, likelihood, outputs)
-    if seed is not None:
-        say_unused_draws(options, likelihood)
-    if seed is not None and (options.curvature == "mc" or likelihood.fisher_draws):
-        options = replace(options, draws=replace(options.draws, seed=_seed(seed(), ranks, checkpoint)))
-    names = selection.resolve(network, first.inputs)
-    network.select(names)
-    plan = Plan.make(network, names, first.inputs, likelihood.task == "classification")
-    if plan.inspection.unused >= set(names):
-        raise NothingSelected(
-            f"none of the {len(names)} selected parameters reaches the output with a gradient. Does the forward pass "
-            "run under torch.no_grad(), detach, or return something that is not computed from them?"
-        )
-    plan.blocks[:] = assign(plan.blocks, options.structure, options.max_factor)
-    if seed is not None:
-        say_fallbacks(plan.blocks, options, plan.inspection.unused)
-    keep = selection.keep(network, plan.blocks)
-    ranks.agree(_decisions(plan, options, keep), "looking at the first batch")
-    if checkpoint is not None:
-        values = likelihood.fingerprint(widened(outputs), first.targets[: len(outputs)])
-        signature = _signature(plan, data, likelihood, options, keep, mine, ranks)
-        checkpoint.belongs(signature | ({VALUES: values} if values else {}), data.source)
-    del outputs  # those of a language model take gigabytes
-    curvature = _compute(plan, batches, likelihood, options, keep, ranks, prior)
-    if not curvature.record.targets:
-        raise BadData("the data hold no target that counts: every label is ignore_index.")
-    if options.data_size is not None or options.passes > 1:
-        size = options.data_size or curvature.record.seen / options.passes
-        curvature = curvature.scaled(size / curvature.record.seen)
-    if options.estimate_noise and seed is not None:
-        likelihood, curvature = _estimated(curvature)
-    same = replace(curvature.options, first=asked.first, progress=asked.progress)  # on all ranks
-    curvature = replace(curvature, options=same)
-    few = slice(0, min(PROBE, size_of(first.inputs)))
-    return Fit(curvature, plan, likelihood, (take(first.inputs, few), first.targets[few]))
+    return Source(batches, mine, first, asked, options), first_outputs(network, first.inputs)
 
 
-def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
-    """This rank's first batch, and what decisions are made on: rank 0's, in part where there are others."""
+def _first_batch(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
+    """This rank's first batch, and rank 0's (its first examples only, if there are other ranks)."""
     try:
         mine: Batch | None = batches.peek()
     except EmptyData:
         if ranks.alone:
             raise
         mine = None
-    empty = [rank for rank, some in enumerate(ranks.meet("reading the first batch", mine is not None)) if not some]
+    seen = ranks.synchronise("reading the first batch", mine is not None)
+    empty = [rank for rank, some in enumerate(seen) if not some]
     if empty or mine is None:
         ranks.over = True
         raise EmptyData(
             f"rank {empty[0]} got no data (of {ranks.size} ranks, {len(empty)} got none). Give every rank some "
-            "examples: use fewer processes, or deal the data out with torch.utils.data.DistributedSampler."
+            "examples: use fewer processes, or split the data with torch.utils.data.DistributedSampler."
         )
     if ranks.alone:
         return mine, mine
@@ -149,19 +169,85 @@ def first_of_all(batches: Passes, ranks: Ranks) -> tuple[Batch, Batch]:
     return mine, replace(mine, inputs=to_device(inputs, device), targets=targets.to(device), counted=None)
 
 
-def _seed(drawn: int, ranks: Ranks, checkpoint: Checkpoint | None) -> int:
-    """One seed for all ranks: rank 0's, or that of the fit which goes on."""
+def _check_first_outputs(network: Network, likelihood: Likelihood, first: Batch, outputs: Tensor) -> None:
+    """Check the first outputs: raise errors and give notices."""
+    if odd := likelihood.looks_like_probabilities(outputs):
+        notice(odd)
+    check_independent(network, first.inputs, outputs)
+    say_if_unshifted(take(first.inputs, slice(0, len(outputs))), first.targets[: len(outputs)], outputs)
+
+
+def _values(likelihood: Likelihood, outputs: Tensor, source: Source) -> dict[str, list[float]]:
+    """Values that distinguish the likelihood from others with the same name, for a checkpoint."""
+    if source.batches.checkpoint is None:
+        return {}
+    return likelihood.fingerprint(widened(outputs), source.first.targets[: len(outputs)])
+
+
+def _common_seed(drawn: int, ranks: Ranks, checkpoint: FitCheckpoint | None) -> int:
+    """One seed for all ranks: rank 0's, or the seed of the fit that is resumed."""
     if checkpoint is None:
-        return int(ranks.meet("settling the seed", (None, drawn, False))[0][1])
+        return int(ranks.synchronise("agreeing on the seed", drawn)[0])
+    known = (checkpoint.known_seed, drawn, checkpoint.seed_given)
     try:
-        return checkpoint.seeded(ranks.meet("settling the seed", (checkpoint.known_seed, drawn, checkpoint.seed_given)))
+        return checkpoint.common_seed(ranks.synchronise("agreeing on the seed", known))
     except BadFile:
-        ranks.over = True  # all of them see it
+        ranks.over = True  # every rank raises this
         raise
 
 
-def _decisions(plan: Plan, options: Options, keep: Tensor | None) -> dict[str, Any]:
-    """What the first batch decides; it must be the same on all ranks."""
+def _plan(network: Network, selection: Selection, first: Batch, likelihood: Likelihood, options: FitOptions) -> Plan:
+    """Partition the selected parameters into blocks, each with its structure."""
+    names = selection.resolve(network, first.inputs)
+    network.select(names)
+    plan = Plan.make(network, names, first.inputs, likelihood.shift_invariant)
+    if plan.inspection.unused >= set(names):
+        raise NothingSelected(
+            f"none of the {len(names)} selected parameters reaches the output with a gradient. Does the forward pass "
+            "run under torch.no_grad(), detach, or return something that is not computed from them?"
+        )
+    return replace(plan, blocks=tuple(assign(plan.blocks, options.structure, options.max_factor)))
+
+
+# The sums
+
+
+def _curvature(
+    plan: Plan,
+    source: Source,
+    likelihood: Likelihood,
+    options: FitOptions,
+    keep: Tensor | None,
+    ranks: Ranks,
+    values: dict[str, list[float]],
+    prior: PriorOf | None = None,
+) -> Curvature:
+    """Sum the curvature over the data of all ranks, resuming from a checkpoint if there is one."""
+    decisions = _decisions(plan, options, keep)
+    ranks.agree(decisions, "looking at the first batch")
+    checkpoint, data = source.batches.checkpoint, source.batches.data
+    if checkpoint is not None:
+        signature = {
+            **decisions,
+            "network": plan.network.hash,
+            "dtype": str(plan.network.dtype),
+            "autocast": str(plan.network.autocast),
+            "likelihood": likelihood.spec(),
+            "label_draws": likelihood.fisher_draws,
+            "batches": data.length(),
+            "rank": f"{ranks.rank} of {ranks.size}",
+            "batch_size": size_of(source.mine.inputs),
+            "first_batch": digest_of_batch(source.mine),
+            **_options_of_sums(options),
+        }
+        checkpoint.belongs(signature | ({VALUES: values} if values else {}), data.source)
+    start = time.perf_counter()
+    found = _Computed(plan, source.batches, likelihood, options, keep, ranks, prior).run()
+    return replace(found, seconds={"curvature": time.perf_counter() - start})
+
+
+def _decisions(plan: Plan, options: FitOptions, keep: Tensor | None) -> dict[str, Any]:
+    """Everything that depends on the first batch and must be the same on all ranks."""
     return {
         "curvature": options.curvature,
         "the choice of weights": {p.name: list(p.shape) for b in plan.blocks for p in b.params},
@@ -170,169 +256,128 @@ def _decisions(plan: Plan, options: Options, keep: Tensor | None) -> dict[str, A
     }
 
 
-def _signature(
-    plan: Plan,
-    data: Data,
-    likelihood: Likelihood,
-    options: Options,
-    keep: Tensor | None,
-    first: Batch,
-    ranks: Ranks,
-) -> dict[str, Any]:
-    """What a checkpoint must be of."""
-    like = plan.network.like
-    return signature_of(
-        options,
-        **_decisions(plan, options, keep),
-        network=plan.network.hash,
-        dtype=str(like.dtype),
-        autocast=str(plan.network.autocast),
-        likelihood=likelihood.spec(),
-        label_draws=likelihood.fisher_draws,
-        batches=data.length(),
-        rank=f"{ranks.rank} of {ranks.size}",
-        batch_size=size_of(first.inputs),
-        first_batch=digest_of_batch(first),
-    )
+def _options_of_sums(options: FitOptions) -> dict[str, Any]:
+    """Options on which the sums of a fit depend."""
+    plain = {k: v for k, v in options.to_dict().items() if k not in ("progress", "offload", "cuda_graphs")}
+    return {**plain, "draws": options.draws.count}
 
 
-def _compute(
-    plan: Plan,
-    batches: Passes,
-    likelihood: Likelihood,
-    options: Options,
-    keep: Tensor | None,
-    ranks: Ranks,
-    prior: PriorOf | None,
-) -> Curvature:
-    start = time.perf_counter()
-    like = plan.network.like
-    joint = options.structure in ("full", "lowrank") or keep is not None
-    whole = sum(b.size for b in plan.blocks) if keep is None else len(keep)
-    dense = whole if options.structure == "full" or keep is not None else None
-    memory.check(plan.blocks, options, dense, max(like.element_size(), 4), like.device)
-    found = Seen(plan, options, ranks)
-    if options.curvature == "hessian":
-        structures, record = hessian.compute(plan, batches, likelihood, options, keep, found.sums)
-    elif options.structure == "lowrank":
-        seen = run(plan, batches, likelihood, options, [], "signals", signals=found.sums)
-        batches.same_data(seen.loss, "lowrank")
-        signals = found.added_up([])
-        ratio = None if prior is None else prior(plan, signals).of(plan.blocks).ratio
-        structures, record = lowrank.compute(plan, batches, likelihood, options, ranks, ratio)
-    elif options.curvature == "kfra":
-        structures, record = kfra.compute(plan, batches, likelihood, options)
-    else:
-        accumulators = _accumulators(plan.blocks, options, like, keep)
-        plan.fused = options.curvature in ("mc", "empirical") and options.draws.count == 1
-        record = run(plan, batches, likelihood, options, accumulators, "curvature", signals=found.sums)
-        structures = [a.result() for a in accumulators]
-    if options.structure == "ekfac":
-        ranks.meet("adding up the factors")
-        structures = [ranks.summed_structure(s) for s in structures]
-        signals = found.added_up(structures)
-        relative = None if prior is None else prior(plan, signals)
-        structures = _corrected(plan, batches, likelihood, options, structures, record, ranks, relative)
-    plan.fused = False
-    ranks.meet("adding up the curvature")
-    if options.structure not in ("ekfac", "lowrank"):
-        structures = [ranks.summed_structure(s) for s in structures]
-        signals = found.added_up(structures)
-    record = ranks.summed_record(record, like.device)
-    if options.offload:
-        structures = [s.to("cpu") for s in structures]
-    seconds = {"curvature": time.perf_counter() - start}
-    return Curvature(plan.blocks, structures, record, options, joint, keep, seconds, signals)
+@dataclass(frozen=True)
+class _Computed:
+    """Computes the curvature by structure and kind."""
 
+    plan: Plan
+    batches: Passes
+    likelihood: Likelihood
+    options: FitOptions
+    keep: Tensor | None
+    ranks: Ranks
+    prior: PriorOf | None
 
-class Seen:
-    """What the blocks saw over the data: in sums of their own, or in those of their Kronecker factors."""
-
-    def __init__(self, plan: Plan, options: Options, ranks: Ranks) -> None:
-        self.plan, self.ranks = plan, ranks
-        expanded = options.structure in ("kron", "ekfac") and options.sharing == "expand"
-        kinds = {name: d.kind for name, d in plan.descriptions.items()}
-        self.factored = [b.name for b in plan.blocks if expanded and b.matrix_structured and kinds[b.name] == "matrix"]
-        self.sums = accumulators_of_signals(plan.blocks, plan.descriptions, plan.network, self.factored)
-
-    def added_up(self, structures: list[Structure]) -> Signals:
-        """By block, over all ranks; the structures must be so already."""
-        self.ranks.meet("adding up what the layers saw")
-        found = {s.name: self.ranks.summed_signal(s.signal()) for s in self.sums}
-        for block, structure in zip(self.plan.blocks, structures, strict=True) if self.factored else []:
-            if block.name in self.factored:
-                assert isinstance(structure, Kronecker)
-                found[block.name] = from_kronecker(block, self.plan.descriptions[block.name], structure)
-        for block in self.plan.blocks:
-            if block.name not in found:
-                found[block.name] = without_sums(block, self.plan.descriptions[block.name], self.plan.network.device)
-        return {block.name: found[block.name] for block in self.plan.blocks}
-
-
-def _accumulators(blocks: list[Block], options: Options, like: Tensor, keep: Tensor | None) -> list[Accumulator]:
-    if options.structure == "full" or keep is not None:
-        return [DenseAccumulator(blocks, like, keep)]
-    made: list[Accumulator] = []
-    for block in blocks:
-        if block.structure in ("kron", "ekfac"):
-            made.append(KroneckerAccumulator(block, options.sharing, like))
-        elif block.structure == "dense":
-            made.append(DenseAccumulator([block], like))
+    def run(self) -> Curvature:
+        plan, options, like = self.plan, self.options, self.plan.network.like
+        joint = options.structure.joint or self.keep is not None
+        needs.check(plan.blocks, options, self._dense_size(), max(like.element_size(), 4), like.device)
+        has_factors = options.structure.factored and options.sharing is Sharing.EXPAND
+        signals = SignalCollector(plan, has_factors)
+        if options.curvature is CurvatureKind.HESSIAN:
+            structures, record = hessian.compute(plan, self.batches, self.likelihood, options, self.keep, signals.sums)
+            structures = self._over_ranks(structures)
+            seen = signals.totals(structures, self.ranks)
+        elif options.curvature is CurvatureKind.KFRA:
+            structures, record = kfra.compute(plan, self.batches, self.likelihood, options)
+            structures = self._over_ranks(structures)
+            seen = signals.totals(structures, self.ranks)
+        elif options.structure is StructureKind.LOWRANK:
+            structures, record, seen = self._low_rank(signals)
         else:
-            made.append(DiagonalAccumulator(block, like))
-    return made
+            sums = self._sums(like)
+            record = sum_over_data(
+                plan, self.batches, self.likelihood, options, sums, "curvature", signals=signals.sums
+            )
+            structures = self._over_ranks([s.result() for s in sums])
+            seen = signals.totals(structures, self.ranks)
+            if options.structure is StructureKind.EKFAC:
+                structures = self._with_exact_eigenvalues(structures, record, seen)
+        self.ranks.synchronise("adding up the record")
+        record = record.summed(self.ranks, like.device)
+        if options.execution.offload:
+            structures = [s.to("cpu") for s in structures]
+        return Curvature(plan.blocks, tuple(structures), record, options, joint, self.keep, signals=seen)
+
+    def _dense_size(self) -> int | None:
+        """Rows of the dense matrix over all blocks; None if there is no such matrix."""
+        if self.keep is not None:
+            return len(self.keep)
+        return sum(b.size for b in self.plan.blocks) if self.options.structure is StructureKind.FULL else None
+
+    def _over_ranks(self, structures: Sequence[Structure]) -> list[Structure]:
+        self.ranks.synchronise("adding up the curvature")
+        return [s.map_sums(self.ranks.summed) for s in structures]
+
+    def _sums(self, like: Tensor) -> list[CurvatureSums]:
+        blocks = list(self.plan.blocks)
+        if self.options.structure is StructureKind.FULL or self.keep is not None:
+            return [DenseSums(blocks, like, self.keep)]
+        made: list[CurvatureSums] = []
+        for block in blocks:
+            if block.structure in (BlockStructure.KRON, BlockStructure.EKFAC):
+                made.append(KroneckerSums(block, self.options.sharing is Sharing.REDUCE, like))
+            elif block.structure is BlockStructure.DENSE:
+                made.append(DenseSums([block], like))
+            else:
+                made.append(DiagonalSums(block, like))
+        return made
+
+    def _low_rank(self, signals: SignalCollector) -> tuple[list[Structure], FitRecord, Signals]:
+        """Eigenpairs relative to the prior, whose input statistics are summed in a pass before."""
+        given = (self.plan, self.batches, self.likelihood, self.options)
+        first = sum_over_data(*given, [], "signals", signals=signals.sums)
+        self.batches.same_data(first.loss, StructureKind.LOWRANK)
+        seen = signals.totals([], self.ranks)
+        ratio = None if self.prior is None else self.prior(self.plan, seen).of(self.plan.blocks).ratio
+        structures, record = lowrank.compute(*given, self.ranks, ratio)
+        return structures, record, seen
+
+    def _with_exact_eigenvalues(self, structures: list[Structure], first: FitRecord, seen: Signals) -> list[Structure]:
+        """The second pass of EKFAC, in the eigenvectors of the factors relative to the prior."""
+        prior = None if self.prior is None else self.prior(self.plan, seen)
+        factors: dict[int, tuple[str, Kronecker, Any]] = {}
+        for i, (block, structure) in enumerate(zip(self.plan.blocks, structures, strict=True)):
+            if isinstance(structure, Kronecker) and block.structure is BlockStructure.EKFAC:
+                ratio, like = None if prior is None else prior.of([block]).ratio, structure.grads
+                factors[i] = block.name, structure, None if ratio is None else ratio.to(like.device, like.dtype)
+        vectors = eigenvectors(list(factors.values()), self.ranks)
+        sums = {
+            i: EkfacSums(self.plan.blocks[i], left, right, factors[i][2])
+            for i, (left, right) in zip(factors, vectors, strict=True)
+        }
+        basis = "" if self.batches.checkpoint is None else digest(q for pair in vectors for q in pair)
+        given = (self.plan, self.batches, self.likelihood, self.options)
+        again = sum_over_data(*given, list(sums.values()), "eigenvalues", basis)
+        for record in (first, again):
+            self.batches.same_data(record.loss, StructureKind.EKFAC)
+        exact = self._over_ranks([s.result() for s in sums.values()])
+        return [dict(zip(sums, exact, strict=True)).get(i, s) for i, s in enumerate(structures)]
 
 
-def _corrected(
-    plan: Plan,
-    batches: Passes,
-    likelihood: Likelihood,
-    options: Options,
-    structures: list[Structure],
-    first: FitRecord,
-    ranks: Ranks,
-    prior: HasRatio | None,
-) -> list[Structure]:
-    """The second pass of EKFAC, in the eigenvectors of the factors relative to the prior."""
-    factors = {
-        i: s
-        for i, (block, s) in enumerate(zip(plan.blocks, structures, strict=True))
-        if isinstance(s, Kronecker) and block.structure == "ekfac"
-    }
-    ratios = {i: None if prior is None else prior.of([plan.blocks[i]]).ratio for i in factors}
-    alike = {i: None if r is None else r.to(factors[i].grads.device, factors[i].grads.dtype) for i, r in ratios.items()}
-    vectors = _eigenvectors([(plan.blocks[i].name, s, alike[i]) for i, s in factors.items()], ranks)
-    bases = zip(factors, vectors, strict=True)
-    exact = [(i, EkfacAccumulator(plan.blocks[i], left, right, alike[i])) for i, (left, right) in bases]
-    basis = "" if batches.checkpoint is None else digest(q for pair in vectors for q in pair)
-    again = run(plan, batches, likelihood, options, [a for _, a in exact], "eigenvalues", basis)
-    batches.same_data(first.loss, "ekfac")
-    batches.same_data(again.loss, "ekfac")
-    done = list(structures)
-    ranks.meet("adding up the eigenvalues")
-    for i, accumulator in exact:
-        done[i] = ranks.summed_structure(accumulator.result())
-    return done
+# After the sums
 
 
-def _eigenvectors(factors: list[tuple[str, Kronecker, Ratio | None]], ranks: Ranks) -> list[list[Tensor]]:
-    """B_G and B_A of each block; several ranks find some each, and all of them have the same bits."""
-    share = ranks.share()
-    owners = [0] * len(factors)
-    if share is not None:
-        owners = share.assign([float(f.grads.shape[-1] ** 3 + f.inputs.shape[-1] ** 3) for _, f, _ in factors])
-    found = []
-    for owner, (name, f, ratio) in zip(owners, factors, strict=True):
-        if owner == ranks.rank:
-            spectral: Any = f.spectral(ratio, name)
-            found.append([spectral.left, spectral.right])
-        else:
-            found.append([torch.empty_like(f.grads), torch.empty_like(f.inputs)])
-    return found if share is None else [share.exchange(o, pair) for o, pair in zip(owners, found, strict=True)]
+def _finished(curvature: Curvature, source: Source) -> Curvature:
+    """Scale to the requested data size, and restore the options as given on all ranks."""
+    record, options = curvature.record, curvature.options
+    if not record.targets:
+        raise BadData("the data contain no valid target: every label is ignore_index.")
+    if options.data_size is not None or options.passes > 1:
+        size = options.data_size or record.seen / options.passes
+        curvature = curvature.scaled(size / record.seen)
+    same = replace(options, first=source.asked.first, progress=source.asked.progress)
+    return replace(curvature, options=same)
 
 
-def _estimated(curvature: Curvature) -> tuple[Gaussian, Curvature]:
-    """Noise = root mean square of the training residuals."""
+def _with_estimated_noise(curvature: Curvature) -> tuple[Gaussian, Curvature]:
+    """The noise is the root mean square of the training residuals."""
     record = curvature.record
     noise = math.sqrt(record.squares / record.targets)
     if not noise > 1e-12:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from whence.curvature.accumulate import InputSums, accumulation_dtype
-from whence.curvature.blocks import Block
-from whence.curvature.capture import gradients
-from whence.curvature.checkpoint import Sums
-from whence.curvature.jacobian import widened
-from whence.curvature.memory import Room, within
-from whence.curvature.passes import Passes
-from whence.curvature.plan import Plan
-from whence.curvature.positions import find_live, has_sequences, probe
-from whence.curvature.record import FitRecord, Recorder
-from whence.curvature.sweep import Piece, relevant
+from whence.curvature.options import FitOptions
+from whence.curvature.result import FitRecord, RecordSums
+from whence.curvature.sums import InputSums
+from whence.curvature.sweep import Examples, add_in_parts
+from whence.engine.batches import counted_examples
+from whence.engine.memory import ChunkLimits
+from whence.engine.passes import Passes
+from whence.engine.stages import NamedSums
 from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
-from whence.linalg.structures import Diagonal, Structure, Symmetric
+from whence.linalg.dense import accumulation_dtype, widened
+from whence.linalg.structures import Diagonal, Structure, StructureKind, Symmetric
+from whence.recording.blocks import Block
+from whence.recording.plan import Plan
+from whence.recording.positions import find_live, has_sequences, probe
+from whence.recording.recorder import gradients
 
-if TYPE_CHECKING:
-    from whence.curvature.options import Options
-
-LIMIT = 20_000  # parameters; a Hessian takes one backward pass for each
+LIMIT = 20_000  # parameters; the Hessian takes one backward pass for each
 TOGETHER = 64  # rows
 
 
@@ -36,98 +34,102 @@ def compute(
     plan: Plan,
     batches: Passes,
     likelihood: Likelihood,
-    options: Options,
+    options: FitOptions,
     keep: Tensor | None,
     signals: Sequence[InputSums],
 ) -> tuple[list[Structure], FitRecord]:
-    """Σ ∇² NLL: jointly, by block, or its diagonal; with sums of what the blocks saw."""
+    """Σ ∇² NLL: jointly, by block, or only the diagonal. Also adds to ``signals``."""
     size = sum(b.size for b in plan.blocks)
     if size > LIMIT:
         raise TooLarge(
             f"curvature='hessian' takes a backward pass for each of {size:,} parameters (limit {LIMIT:,}). Use "
             "curvature='ggn', or select fewer weights."
         )
-    groups = [plan.blocks] if options.structure == "full" or keep is not None else [[b] for b in plan.blocks]
-    recorder, room = Recorder(likelihood), Room()
+    joint = options.structure is StructureKind.FULL or keep is not None
+    groups: list[Sequence[Block]] = [plan.blocks] if joint else [[b] for b in plan.blocks]
+    record, limits = RecordSums(likelihood), ChunkLimits()
     like = plan.network.like
     dtype = accumulation_dtype(like.dtype)
-    sums = [_empty(group, options.structure == "diag" and keep is None, dtype, like) for group in groups]
-    kept = Sums(like.device, {str(i): total for i, total in enumerate(sums)})
-    for batch in batches.passes(options.passes, options.progress, "hessian", [recorder, kept, *signals]):
-        batch, numbers = relevant(batch, likelihood)
-        if len(numbers):
-            second = _Second(plan, groups, list(kept.values.values()), likelihood, recorder, room, signals)
-            within(room, Piece(batch, numbers, [0] * len(groups)), second.add, _too_large)
-    room.say("the fit", "row")
-    totals = kept.values.values()
-    return [_structure(total, group, keep) for total, group in zip(totals, groups, strict=True)], recorder.record
+    diagonal = options.structure is StructureKind.DIAG and keep is None
+    sums = [_empty(group, diagonal, dtype, like) for group in groups]
+    running = NamedSums(like.device, {str(i): total for i, total in enumerate(sums)})
+    for batch in batches.passes(options.passes, options.progress, "hessian", [record, running, *signals]):
+        batch, rows = counted_examples(batch, likelihood.counts)
+        if len(rows):
+            second = _SecondDerivatives(
+                plan, groups, list(running.values.values()), likelihood, record, limits, signals
+            )
+            add_in_parts(Examples(batch, rows, [0] * len(groups)), second.add, limits, _too_large)
+    limits.notify("the fit", "row")
+    totals = running.values.values()
+    return [_structure(total, group, keep) for total, group in zip(totals, groups, strict=True)], record.record
 
 
-def _empty(group: list[Block], diagonal: bool, dtype: torch.dtype, like: Tensor) -> Tensor:
+def _empty(group: Sequence[Block], diagonal: bool, dtype: torch.dtype, like: Tensor) -> Tensor:
     size = sum(b.size for b in group)
     return torch.zeros((size,) if diagonal else (size, size), dtype=dtype, device=like.device)
 
 
 @dataclass
-class _Second:
-    """Second derivatives of a batch's loss; a piece's columns are the rows that each group has of it."""
+class _SecondDerivatives:
+    """Second derivatives of a batch's loss; ``examples.columns`` counts the rows finished in each group."""
 
     plan: Plan
-    groups: list[list[Block]]
+    groups: list[Sequence[Block]]
     totals: list[Tensor]
     likelihood: Likelihood
-    recorder: Recorder
-    room: Room
+    record: RecordSums
+    limits: ChunkLimits
     signals: Sequence[InputSums]
 
-    def add(self, piece: Piece) -> None:
-        batch, piece.trying = piece.batch, 0
-        self._add_signals(piece)
+    def add(self, examples: Examples) -> None:
+        batch = examples.batch
+        self._add_signals(examples)
         with differentiable(self.plan.network):
             outputs = widened(self.plan.network(batch.inputs))
             targets = self.likelihood.check(outputs, batch.targets, batch.index)
-            if not piece.recorded:
-                self.recorder.add(outputs, targets, batch.index)
-                piece.recorded = True
+            if not examples.recorded:
+                self.record.add(outputs, targets, batch.index)
+                examples.recorded = True
             loss = self.likelihood.nll(outputs, targets).sum()
             for i, (group, total) in enumerate(zip(self.groups, self.totals, strict=True)):
-                if piece.columns[i] < len(total):
-                    self._add_rows(piece, i, group, total, loss)
+                if examples.columns[i] < len(total):
+                    self._add_rows(examples, i, group, total, loss)
 
-    def _add_signals(self, piece: Piece) -> None:
-        if piece.inputs == len(self.signals):
+    def _add_signals(self, examples: Examples) -> None:
+        if examples.inputs == len(self.signals):
             return
-        recording = self.plan.record(piece.batch.inputs, len(piece.rows))
+        recording = self.plan.record(examples.batch.inputs, len(examples.rows))
         if has_sequences(recording):
             outputs = recording.outputs.detach()
-            targets = self.likelihood.check(outputs, piece.batch.targets, piece.batch.index)
+            targets = self.likelihood.check(outputs, examples.batch.targets, examples.batch.index)
             column = probe(recording, self.likelihood, targets)
             find_live(recording, recording.differentiate(column), column)
-        for sums in self.signals[piece.inputs :]:
-            sums.inputs(recording)
-            piece.inputs += 1
+        for sums in self.signals[examples.inputs :]:
+            sums.add_inputs(recording)
+            examples.inputs += 1
 
-    def _add_rows(self, piece: Piece, i: int, group: list[Block], total: Tensor, loss: Tensor) -> None:
-        piece.trying = 0
+    def _add_rows(self, examples: Examples, i: int, group: Sequence[Block], total: Tensor, loss: Tensor) -> None:
+        self.limits.under_way = 0
         params = [self.plan.network.params[p.name] for b in group for p in b.params]
         first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in first])
-        piece.trying = step = self.room.columns or TOGETHER
-        for start, rows in _rows(self.plan, params, flat, piece.columns[i], step):
+        self.limits.under_way = step = self.limits.columns or TOGETHER
+        for start, rows in _rows(self.plan, params, flat, examples.columns[i], step):
             which = slice(start, start + len(rows))
             total[which] += rows[:, which].diagonal() if total.dim() == 1 else rows
-            piece.columns[i] = which.stop
+            examples.columns[i] = which.stop
 
 
-def _too_large(piece: Piece) -> str:
+def _too_large(examples: Examples) -> str:
     return (
-        f"one row of the Hessian of one example does not fit into the memory of {piece.rows.device}. Select fewer "
+        f"one row of the Hessian of one example does not fit into the memory of {examples.rows.device}. Select fewer "
         "weights with layers=…, or use curvature='ggn'."
     )
 
 
 def _rows(plan: Plan, params: list[nn.Parameter], flat: Tensor, done: int, step: int) -> Iterator[tuple[int, Tensor]]:
-    """Pieces of the Hessian from one row on, by the gradient ``flat``: (first row, rows)."""
+    """Pieces of the Hessian from row ``done`` on, as (first row, rows), from the gradient ``flat``."""
     for start in range(done, len(flat), step):
         eye = torch.zeros(min(step, len(flat) - start), len(flat), dtype=flat.dtype, device=flat.device)
         eye[torch.arange(len(eye)), start + torch.arange(len(eye))] = 1
@@ -142,14 +144,14 @@ def _rows(plan: Plan, params: list[nn.Parameter], flat: Tensor, done: int, step:
         yield start, torch.cat(pieces, dim=1)
 
 
-def _structure(total: Tensor, group: list[Block], keep: Tensor | None) -> Structure:
+def _structure(total: Tensor, group: Sequence[Block], keep: Tensor | None) -> Structure:
     if total.dim() == 1:
         return Diagonal(total)
     skew = float((total - total.mT).norm() / total.norm().clamp(min=1e-30))
     if skew > (1e-6 if total.dtype == torch.float64 else 1e-2):
         names = ", ".join(b.name for b in group[:3])
         raise UnsupportedLayer(
-            f"the second derivatives of {names} are not symmetric (by {skew:.2g}): an operation there has a wrong "
+            f"the second derivatives of {names} are not symmetric (by {skew:.2g}): an operation there has an incorrect "
             "double backward (torch's fused weight norm is one). Use curvature='ggn', which needs no second derivative."
         )
     total = (total + total.mT) / 2

@@ -1,4 +1,4 @@
-"""KFRA: the pre-activation Gauss–Newton passed back through a chain of Linear layers, batch by batch.
+"""KFRA: the pre-activation Gauss–Newton passed back through a chain of Linear layers, for each batch.
 
 Ritter et al. (2018), appendix A, eq. 15 without D (the second derivative of the activation), with the mean
 taken over each batch: H̄_λ = E[B W_{λ+1}ᵀ H̄_{λ+1} W_{λ+1} B], B = diag f'(h).
@@ -7,65 +7,65 @@ taken over each batch: H̄_λ = E[B W_{λ+1}ᵀ H̄_{λ+1} W_{λ+1} B], B = diag
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import Batch
-from whence.curvature.accumulate import accumulation_dtype
-from whence.curvature.checkpoint import Sums
-from whence.curvature.jacobian import Recording, affine, widened
-from whence.curvature.memory import attempt
-from whence.curvature.passes import Passes
-from whence.curvature.plan import Plan
-from whence.curvature.probes import TOLERANCE, probe_like
-from whence.curvature.record import FitRecord, Recorder
-from whence.curvature.rules import LinearRule
-from whence.curvature.sweep import relevant
+from whence.curvature.options import FitOptions
+from whence.curvature.result import FitRecord, RecordSums
+from whence.engine.batches import Batch, counted_examples
+from whence.engine.memory import none_if_out_of_memory
+from whence.engine.passes import Passes
+from whence.engine.stages import NamedSums
 from whence.errors import TooLarge, UnsupportedLayer
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
-from whence.linalg.dense import gram
-from whence.linalg.structures import Kronecker, Structure
-
-if TYPE_CHECKING:
-    from whence.curvature.options import Options
+from whence.linalg.dense import accumulation_dtype, gram, widened
+from whence.linalg.structures import BlockStructure, Kronecker, Structure
+from whence.recording.calls import Recording
+from whence.recording.plan import Plan
+from whence.recording.recorder import TOLERANCE, probe_like
+from whence.recording.rules import LinearRule
 
 REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."
 
 
-def compute(plan: Plan, batches: Passes, likelihood: Likelihood, options: Options) -> tuple[list[Structure], FitRecord]:
-    """Kronecker factors of every block, by the recursion."""
-    recorder = Recorder(likelihood)
-    kept = Sums(plan.network.device)
-    for batch in batches.passes(options.passes, options.progress, "kfra", [recorder, kept]):
-        batch, rows = relevant(batch, likelihood)
+def compute(
+    plan: Plan, batches: Passes, likelihood: Likelihood, options: FitOptions
+) -> tuple[list[Structure], FitRecord]:
+    """The Kronecker factors of every block, by recursion."""
+    record = RecordSums(likelihood)
+    running = NamedSums(plan.network.device)
+    for batch in batches.passes(options.passes, options.progress, "kfra", [record, running]):
+        batch, rows = counted_examples(batch, likelihood.counts)
         if len(rows):
-            added = attempt(partial(_add, plan, batch, len(rows), likelihood, recorder, kept))
+            added = none_if_out_of_memory(partial(_add, plan, batch, len(rows), likelihood, record, running))
             if added is None:
                 raise TooLarge(
                     f"a batch of {len(rows)} examples does not fit into the memory of {plan.network.device}. KFRA "
-                    "averages over each batch, so that its result would be another one in parts: pass smaller batches."
+                    "averages over each batch, so splitting the batch would change the result: pass smaller batches."
                 )
-    return [Kronecker(a, g, count) for a, g, count in _by_block(kept.values)], recorder.record
+    return [Kronecker(a, g, count) for a, g, count in _by_block(running.values)], record.record
 
 
-def _add(plan: Plan, batch: Batch, size: int, likelihood: Likelihood, recorder: Recorder, kept: Sums) -> bool:
-    """Sum one batch."""
+def _add(plan: Plan, batch: Batch, size: int, likelihood: Likelihood, record: RecordSums, running: NamedSums) -> bool:
+    """Add one batch."""
     recording = plan.record(batch.inputs, size)
     outputs = widened(recording.outputs.detach())
     targets = likelihood.check(outputs, batch.targets, batch.index)
-    recorder.add(outputs, targets, batch.index)
+    record.add(outputs, targets, batch.index)
     slopes, weights = _chain(recording)
-    if not kept.values:
+    if not running.values:
         _check(recording, slopes, weights)
-        kept.values = _empty(plan, recording.outputs)
-    sums = _by_block(kept.values)
+        running.values = _empty(plan, recording.outputs)
+    sums = _by_block(running.values)
     mean = likelihood.hessian(outputs, targets)[:, 0].mean(0)  # [C, C]
     for i in reversed(range(len(weights))):
+        form = plan.blocks[i].form
+        assert form is not None
         mean = mean * (slopes[i].mT @ slopes[i] / size)
-        a = affine(recording.called[i], plan.blocks[i].form).dense()[0, :, 0]  # type: ignore[arg-type]
+        a = recording.calls[i].input(form).dense()[0, :, 0]
         sums[i][0][0] += gram(a.to(sums[i][0].dtype)).detach()
         sums[i][1][0] += (size * mean).to(sums[i][1].dtype).detach()
         sums[i][2][0] += size
@@ -93,31 +93,34 @@ def _empty(plan: Plan, like: Tensor) -> dict[str, Tensor]:
 
 def _chain(recording: Recording) -> tuple[list[Tensor], list[Tensor]]:
     """f'(h) [N, O] after each layer, and the layers' weights [O, D], from the input to the output."""
-    called, blocks = recording.called, recording.plan.blocks
+    calls, blocks = recording.calls, recording.plan.blocks
     if recording.outputs.dim() != 2:
         raise UnsupportedLayer(f"the outputs have shape {list(recording.outputs.shape)}, not [N, C]. {REMEDY}")
     for block in blocks:
-        if block.structure != "kron" or block.kind not in ("Linear", "NonDynamicallyQuantizableLinear"):
+        if block.structure is not BlockStructure.KRON or block.kind not in (
+            "Linear",
+            "NonDynamicallyQuantizableLinear",
+        ):
             raise UnsupportedLayer(f"{block.name} ({block.kind}) is not a Linear layer. {REMEDY}")
-    if len(called) != len(blocks):
-        raise UnsupportedLayer(f"a layer is called more than once, or none is: {REMEDY}")
+    if len(calls) != len(blocks):
+        raise UnsupportedLayer(f"a layer is called more than once, or no layer is called. {REMEDY}")
     slopes, weights = [], []
-    for i, one in enumerate(called):
-        use = one.use
+    for i, call in enumerate(calls):
+        use = call.use
         if type(use.rule) is not LinearRule or use.weight is None or not use.weight.whole or len(use.shape) != 2:
             raise UnsupportedLayer(f"{blocks[i].name} is not a plain Linear layer with its weight selected. {REMEDY}")
-        after = called[i + 1].use.rule.x if i + 1 < len(called) else recording.outputs
+        after = calls[i + 1].use.rule.x if i + 1 < len(calls) else recording.outputs
         with differentiable(recording.plan.network):
             (slope,) = torch.autograd.grad(after.sum(), use.edge, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
         if slope is None or slope.shape != after.shape:
-            raise UnsupportedLayer(f"the layer after {blocks[i].name} does not depend on it alone. {REMEDY}")
+            raise UnsupportedLayer(f"the layer after {blocks[i].name} has other inputs too. {REMEDY}")
         slopes.append(widened(slope))
         weights.append(widened(recording.plan.network.params[use.weight.name].detach()))
     return slopes, weights
 
 
 def _check(recording: Recording, slopes: list[Tensor], weights: list[Tensor]) -> None:
-    """The chain's own gradients must be the network's."""
+    """Check that the gradients of the chain equal the network's."""
     probe = probe_like(recording.outputs)
     true = recording.seen.backward(probe.unsqueeze(0), recording.needed)
     g = probe

@@ -1,231 +1,232 @@
-"""A pass over the data into accumulators: forward once, backward in chunks of root columns.
+"""A pass over the data that updates sums: forward once, backward in chunks of root columns.
 
-Where memory runs out, a chunk is halved and the sum goes on where it stopped: what an accumulator has is counted, and
+If memory runs out, the chunk is halved and the pass continues where it stopped: finished columns are counted and
 not added again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from whence.batches import Batch, size_of, take
-from whence.checks import Watch
 from whence.curvature import graphs
-from whence.curvature.accumulate import Accumulator, InputSums
-from whence.curvature.checkpoint import Kept
 from whence.curvature.columns import Columns, columns_for
-from whence.curvature.jacobian import Gradients, Recording, budget, widened
-from whence.curvature.memory import Room, gib, largest, remedy, within
-from whence.curvature.options import Options
-from whence.curvature.passes import Passes
-from whence.curvature.plan import Plan
-from whence.curvature.positions import find_live, has_sequences, probe, reaching
-from whence.curvature.record import FitRecord, Recorder
+from whence.curvature.needs import largest, remedy
+from whence.curvature.options import CurvatureKind, FitOptions
+from whence.curvature.result import FitRecord, RecordSums
+from whence.curvature.sums import CurvatureSums, InputSums
+from whence.engine.batches import Batch, counted_examples, take
+from whence.engine.checks import DeferredChecks
+from whence.engine.memory import ChunkLimits, in_parts_that_fit, readable, sizes
+from whence.engine.passes import Passes
+from whence.engine.stages import RunningSums
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
+from whence.linalg.dense import widened
+from whence.recording.calls import Recording
+from whence.recording.gradients import Gradients
+from whence.recording.plan import Plan
+from whence.recording.positions import find_live, has_sequences, probe, reaching
 
-CPU_COLUMNS = 32 * 2**20  # bytes of gradients that go backward together; more would leave the cache
 ALL = 2**62  # more root columns than there are
 
 
-def run(
+def sum_over_data(
     plan: Plan,
     batches: Passes,
     likelihood: Likelihood,
-    options: Options,
-    accumulators: list[Accumulator],
+    options: FitOptions,
+    sums: list[CurvatureSums],
     label: str,
     basis: str = "",
     signals: Sequence[InputSums] = (),
 ) -> FitRecord:
-    """One or several passes over the data into the accumulators, and into sums of what the blocks saw."""
-    recorder, room = Recorder(likelihood), Room()
-    sweep = Sweep(plan, likelihood, options, accumulators, signals, recorder, room)
+    """Update sums of curvature and signals in one or several passes over the data."""
+    record, limits = RecordSums(likelihood), ChunkLimits()
+    sweep = Sweep(plan, likelihood, options, sums, signals, record, limits)
     if graphs.wanted(sweep):
         length = batches.data.length()
-        sweep.graphs = graphs.Graphs(sweep, None if length is None else length * options.passes)
+        sweep.graphs = graphs.BatchGraphs(sweep, None if length is None else length * options.passes)
     try:
-        with Watch():
-            kept: list[Kept] = [recorder, *accumulators, *signals]
-            for batch in batches.passes(options.passes, options.progress, label, kept, basis):
-                batch, rows = relevant(batch, likelihood)
+        with DeferredChecks():
+            running: list[RunningSums] = [record, *sums, *signals]
+            for batch in batches.passes(options.passes, options.progress, label, running, basis):
+                batch, rows = counted_examples(batch, likelihood.counts)
                 if len(rows):
                     if batch.index == 1:
                         plan.confirm(batch.inputs)
-                    sweep.add(Piece(batch, rows + options.first, [0] * len(accumulators)))
+                    sweep.add(Examples(batch, rows + options.first, [0] * len(sums)))
     finally:
-        sweep.graphs = None  # they hold the sweep in turn, and much memory
-    room.say("the fit")
-    return recorder.record
+        sweep.graphs = None  # they refer back to the sweep, and hold much memory
+    limits.notify("the fit")
+    return record.record
 
 
 @dataclass
-class Piece:
-    """Some examples of a batch, and what has been summed of them."""
+class Examples:
+    """Examples of a batch, and how much of them has been added."""
 
     batch: Batch
-    rows: Tensor  # numbers of the examples in the data
-    columns: list[int]  # root columns that each accumulator has
-    inputs: int = 0  # sums that have the inputs
+    rows: Tensor  # indices of the examples in the data
+    columns: list[int]  # root columns that each sum has added
+    inputs: int = 0  # number of sums that have added the inputs
     recorded: bool = False
-    trying: int = 0  # root columns under way
-    at: str = "the forward pass"
-    layers: dict[str, int] = field(default_factory=dict)  # bytes of inputs and gradients, where it is one example
+    stage: str = "the forward pass"  # current step, for messages
+    layers: dict[str, int] = field(default_factory=dict)  # bytes of inputs and gradients, for a single example
 
-    def cut(self, size: int) -> list[Piece]:
-        """Pieces of at most ``size`` examples that have got as far as this one."""
-        pieces = []
+    def split(self, size: int) -> list[Examples]:
+        """Parts of at most ``size`` examples, with the same progress."""
+        parts = []
         for start in range(0, len(self.rows), size):
             which = slice(start, start + size)
             inputs, targets = take(self.batch.inputs, which), self.batch.targets[which]
             batch = replace(self.batch, inputs=inputs, targets=targets, counted=None)
-            pieces.append(Piece(batch, self.rows[which], list(self.columns), self.inputs, self.recorded))
-        return pieces
+            parts.append(Examples(batch, self.rows[which], list(self.columns), self.inputs, self.recorded))
+        return parts
+
+
+def add_in_parts(
+    examples: Examples, add: Callable[[Examples], None], limits: ChunkLimits, too_large: Callable[[Examples], str]
+) -> None:
+    """Add examples; in parts if memory runs out. ``add`` must skip what ``examples`` marks as done."""
+    for _ in in_parts_that_fit(
+        examples,
+        add,
+        limits=limits,
+        size=lambda e: len(e.rows),
+        split=Examples.split,
+        device=examples.rows.device,
+        too_large=too_large,
+    ):
+        pass
 
 
 @dataclass
 class Sweep:
-    """One pass: the sums, and the room there is for what is computed together."""
+    """One pass: its sums, and its chunk sizes."""
 
     plan: Plan
     likelihood: Likelihood
-    options: Options
-    accumulators: list[Accumulator]
+    options: FitOptions
+    sums: list[CurvatureSums]
     signals: Sequence[InputSums]
-    recorder: Recorder
-    room: Room
-    graphs: graphs.Graphs | None = None
+    record: RecordSums
+    limits: ChunkLimits
+    graphs: graphs.BatchGraphs | None = None
 
     @property
     def every_sum(self) -> list[InputSums]:
-        return [*self.accumulators, *self.signals]
+        return [*self.sums, *self.signals]
 
-    def add(self, piece: Piece) -> None:
-        """Sum a piece, by a graph where that pays."""
-        if self.graphs is None or not self.graphs.add(piece):
-            self.sum_plainly(piece)
+    def add(self, examples: Examples) -> None:
+        """Add some examples, with a CUDA graph where that pays off."""
+        if self.graphs is None or not self.graphs.add(examples):
+            self.add_eagerly(examples)
 
-    def sum_plainly(self, piece: Piece) -> None:
-        """Sum a piece; halved, where memory runs out, until it fits."""
-        within(self.room, piece, self.sum_once, self._too_large)
+    def add_eagerly(self, examples: Examples) -> None:
+        add_in_parts(examples, self.add_once, self.limits, self._too_large)
 
-    def sum_once(self, piece: Piece) -> None:
-        """Sum a piece as a whole."""
-        with differentiable(self.plan.network, self.plan.fused):
-            self._sum(piece)
+    def add_once(self, examples: Examples) -> None:
+        """Add some examples in one piece: one forward pass, then inputs and root columns to every sum."""
+        with differentiable(self.plan.network, self.options.fused_attention):
+            batch, examples.stage = examples.batch, "the forward pass"
+            recording = self.plan.record(batch.inputs, len(examples.rows), fused=self.options.fused_attention)
+            if len(examples.rows) == 1:
+                examples.layers = _layer_bytes(recording)
+            outputs = widened(recording.outputs.detach())
+            targets = self.likelihood.check(outputs, batch.targets, batch.index)
+            if not examples.recorded:
+                self.record.add(outputs, targets, batch.index)
+                examples.recorded = True
+            if not recording.outputs.requires_grad:
+                return
+            last_layer = self._knows_last_layer() and recording.is_last_layer
+            columns = None if last_layer or not self.sums else self._columns(examples, outputs, targets)
+            found = None
+            if examples.inputs < len(self.every_sum) and has_sequences(recording):
+                found = self._find_live(examples, recording, columns, targets)
+            for sums in self.every_sum[examples.inputs :]:
+                examples.stage = f"the inputs of {sums.name}"
+                sums.add_inputs(recording)
+                examples.inputs += 1
+            if columns is not None:
+                self._add_columns(examples, recording, columns, found)
+            elif last_layer:
+                self._add_last_layer(examples, recording, targets)
 
-    def _sum(self, piece: Piece) -> None:
-        batch, piece.trying, piece.at = piece.batch, 0, "the forward pass"
-        recording = self.plan.record(batch.inputs, len(piece.rows))
-        if len(piece.rows) == 1:
-            piece.layers = layer_bytes(recording)
-        outputs = widened(recording.outputs.detach())
-        targets = self.likelihood.check(outputs, batch.targets, batch.index)
-        if not piece.recorded:
-            self.recorder.add(outputs, targets, batch.index)
-            piece.recorded = True
-        if not recording.outputs.requires_grad:
-            return
-        exact = self.options.curvature == "ggn" and not self.likelihood.fisher_draws
-        direct = exact and all(a.takes_direct for a in self.accumulators) and recording.direct
-        columns = None if direct or not self.accumulators else self._columns(piece, outputs, targets)
-        found = None
-        if piece.inputs < len(self.every_sum) and has_sequences(recording):
-            found = self._find_live(piece, recording, columns, targets)
-        for sums in self.every_sum[piece.inputs :]:
-            piece.at = f"the inputs of {sums.name}"
-            sums.inputs(recording)
-            piece.inputs += 1
-        if columns is not None:
-            self._sum_columns(piece, recording, columns, found)
-        elif self.accumulators:
-            self._sum_directly(piece, recording, targets)
+    def _knows_last_layer(self) -> bool:
+        exact = self.options.curvature is CurvatureKind.GGN and not self.likelihood.fisher_draws
+        return exact and bool(self.sums) and all(s.has_last_layer for s in self.sums)
 
-    def _columns(self, piece: Piece, outputs: Tensor, targets: Tensor) -> Columns:
-        piece.at, options = "the derivatives of the loss", self.options
-        return columns_for(options.curvature, self.likelihood, outputs, targets, options.draws, piece.rows)
+    def _columns(self, examples: Examples, outputs: Tensor, targets: Tensor) -> Columns:
+        examples.stage, options = "the derivatives of the loss", self.options
+        return columns_for(options.curvature, self.likelihood, outputs, targets, options.draws, examples.rows)
 
     def _find_live(
-        self, piece: Piece, recording: Recording, columns: Columns | None, targets: Tensor
+        self, examples: Examples, recording: Recording, columns: Columns | None, targets: Tensor
     ) -> Gradients | None:
-        """Note which positions of sequences count; the gradients of all columns, where those have shown it."""
+        """Find the live positions of sequences; return the gradients of all columns if they were computed for it."""
         column, sent = probe(recording, self.likelihood, targets), None
-        if columns is not None and not any(piece.columns) and columns.total <= column_step(recording, self.room):
-            piece.trying = columns.total
+        if columns is not None and not any(examples.columns) and columns.total <= column_step(recording, self.limits):
+            self.limits.under_way = columns.total
             every = columns.chunk(0, columns.total).to(recording.outputs.dtype)
             sent = reaching(every, recording, self.likelihood, targets)
-        piece.at = "the backward pass"
+        examples.stage = "the backward pass"
         grads = recording.differentiate(column if sent is None else sent)
         find_live(recording, grads, column)
         return None if sent is None else grads
 
-    def _sum_directly(self, piece: Piece, recording: Recording, targets: Tensor) -> None:
-        for i, accumulator in enumerate(self.accumulators):
-            if piece.columns[i] < ALL:
-                piece.at = f"the gradients of {accumulator.name}"
-                accumulator.direct(recording, self.likelihood, targets)
-                piece.columns[i] = ALL
+    def _add_last_layer(self, examples: Examples, recording: Recording, targets: Tensor) -> None:
+        for i, sums in enumerate(self.sums):
+            if examples.columns[i] < ALL:
+                examples.stage = f"the gradients of {sums.name}"
+                sums.add_last_layer(recording, self.likelihood, targets)
+                examples.columns[i] = ALL
 
-    def _sum_columns(self, piece: Piece, recording: Recording, columns: Columns, found: Gradients | None) -> None:
-        step = column_step(recording, self.room)
-        while (start := min(piece.columns, default=columns.total)) < columns.total:
-            # Not past where some accumulators have got to and others have not.
-            stop = min([start + step, columns.total, *(c for c in piece.columns if c > start)])
-            piece.trying, piece.at = stop - start, "the backward pass"
+    def _add_columns(self, examples: Examples, recording: Recording, columns: Columns, found: Gradients | None) -> None:
+        step = column_step(recording, self.limits)
+        while (start := min(examples.columns, default=columns.total)) < columns.total:
+            # Stop where another sum continues, so that all sums of a chunk need the same columns.
+            stop = min([start + step, columns.total, *(c for c in examples.columns if c > start)])
+            self.limits.under_way, examples.stage = stop - start, "the backward pass"
             whole = found is not None and stop - start == columns.total
             grads = found if whole else recording.differentiate(columns.chunk(start, stop).to(recording.outputs.dtype))
             assert grads is not None
-            for i, accumulator in enumerate(self.accumulators):
-                if piece.columns[i] < stop:
-                    piece.at = f"the gradients of {accumulator.name}"
-                    accumulator.gradients(grads)
-                    piece.columns[i] = stop
+            for i, sums in enumerate(self.sums):
+                if examples.columns[i] < stop:
+                    examples.stage = f"the gradients of {sums.name}"
+                    sums.add_gradients(grads)
+                    examples.columns[i] = stop
 
-    def _too_large(self, piece: Piece) -> str:
+    def _too_large(self, examples: Examples) -> str:
         like = self.plan.network.like
-        most = sorted(piece.layers.items(), key=lambda item: -item[1])[:3]
-        layers = "; ".join(f"{name} {gib(size)}" for name, size in most)
+        most = sorted(examples.layers.items(), key=lambda item: -item[1])[:3]
+        layers = "; ".join(f"{name} {readable(size)}" for name, size in most)
         return (
             f"one example with one root column does not fit into the memory of {like.device}, which ran out in "
-            f"{piece.at}. "
+            f"{examples.stage}. "
             + (f"Inputs and gradients of one example: {layers}. " if layers else "")
             + f"Curvature: {largest(self.plan.blocks, max(like.element_size(), 4))}. {remedy(self.options)}"
         )
 
 
-def layer_bytes(recording: Recording) -> dict[str, int]:
-    """Bytes of what the calls of each layer saw and of one column of their gradients."""
+def _layer_bytes(recording: Recording) -> dict[str, int]:
+    """Bytes of each layer's inputs and of one column of its gradients."""
     found: dict[str, int] = {}
-    for called in recording.called:
-        ref = called.use.weight or called.use.bias
-        assert ref is not None
-        x = called.use.rule.x
-        size = (x.numel() + called.use.shape.numel()) * recording.outputs.element_size()
+    for call in recording.calls:
+        ref = call.use.refs[0]
+        size = (call.use.rule.x.numel() + call.use.shape.numel()) * recording.outputs.element_size()
         block = recording.plan.block_of.get(ref.name)
         name = ref.name if block is None else block.name
         found[name] = found.get(name, 0) + size
     return found
 
 
-def relevant(batch: Batch, likelihood: Likelihood) -> tuple[Batch, Tensor]:
-    """The examples that the likelihood counts, and their numbers in the data."""
-    rows = batch.offset + batch.stride * torch.arange(size_of(batch.inputs), device=batch.targets.device)
-    counted = batch.counted
-    if counted is None and batch.targets.dim() and len(batch.targets) == len(rows):
-        counted = likelihood.counts(batch.targets)
-    if counted is None or bool(counted.all()):
-        return batch, rows
-    which = counted.nonzero().squeeze(1).to(rows.device)
-    return replace(batch, inputs=take(batch.inputs, which), targets=batch.targets[which]), rows[which]
-
-
-def column_step(recording: Recording, room: Room | None = None) -> int:
-    """Root columns whose gradients fit the memory budget together."""
+def column_step(recording: Recording, limits: ChunkLimits | None = None) -> int:
+    """Number of root columns whose gradients fit the memory budget."""
     device = recording.outputs.device
-    bytes_ = budget(device) * 4 if device.type == "cuda" else CPU_COLUMNS
-    step = max(1, int(bytes_ // max(recording.bytes_per_column(), 1)))
-    return step if room is None or room.columns is None else min(step, room.columns)
+    most = sizes().one_tensor(device) * 4 if device.type == "cuda" else sizes().columns
+    step = max(1, int(most // max(recording.bytes_per_column(), 1)))
+    return step if limits is None or limits.columns is None else min(step, limits.columns)

@@ -1,1 +1,1 @@
-"""How things run, each service once: files, checkpoints. Nothing here knows of networks or curvature."""
+"""Execution services, independent of networks and curvature: files, checkpoints, memory, ranks, passes, randomness."""

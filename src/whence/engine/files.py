@@ -1,4 +1,4 @@
-"""Files that are whole or not there, tensors in them, and digests. Nothing is ever unpickled."""
+"""Atomic file writes, safetensors files and digests. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Tensors = dict[str, Tensor]
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path to write to; what was written takes the place of ``path`` in one step, unless something is raised.
+    """A temporary path to write to; it replaces ``path`` atomically at the end, unless an error is raised.
 
     The file is on disk before it is renamed, so that a power cut leaves the old file or the new one.
     """
     path = Path(path)
-    with _said(path):
+    with _as_bad_file(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        with _said(path):
-            temporary.chmod(0o666 & ~_umask())  # temporary files and safetensors can be read by their owner alone
+        with _as_bad_file(path):
+            temporary.chmod(0o666 & ~_umask())  # temporary and safetensors files are readable only by their owner
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -47,8 +47,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """What the system says, in words."""
+def _as_bad_file(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into :class:`BadFile`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -56,9 +56,9 @@ def _said(path: Path) -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """A text file in one step; folders that are missing are made."""
+    """Write a text file atomically; missing folders are created."""
     path = Path(path)
-    with _said(path):
+    with _as_bad_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -66,14 +66,14 @@ def write_text(path: str | Path, text: str) -> Path:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Tensors and plain values as a safetensors file, in one step."""
-    plain = _apart(tensors)
-    with _said(Path(path)), replacing(path) as temporary:
+    """Write tensors and plain values to a safetensors file, atomically."""
+    plain = _without_shared_memory(tensors)
+    with _as_bad_file(Path(path)), replacing(path) as temporary:
         save_file(plain, str(temporary), metadata={META: json.dumps(meta)})
 
 
 def read_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
-    """What :func:`write_tensors` wrote."""
+    """Read a file of :func:`write_tensors`."""
     meta = read_meta(path)
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -83,7 +83,7 @@ def read_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The plain values alone, without reading any tensor."""
+    """Read only the plain values of a file."""
     if not Path(path).is_file():
         raise BadFile(f"there is no file {path}.")
     try:
@@ -92,7 +92,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError) as error:
         raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
     if META not in header:
-        raise BadFile(f"{path} is a safetensors file, but not one that whence wrote.")
+        raise BadFile(f"{path} is a safetensors file, but was not written by whence.")
     try:
         found = json.loads(header[META])
     except ValueError as error:
@@ -125,14 +125,14 @@ def digest_of_values(value: Any) -> str:
 
 
 def remove(path: str | Path) -> None:
-    """A file, and what processes that were killed while writing it left beside it."""
+    """Delete a file, and temporary files that killed processes left."""
     path = Path(path)
     for left in (path, *path.absolute().parent.glob(f".{glob.escape(path.name)}.????????.part")):
         left.unlink(missing_ok=True)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> Tensors:
-    """On the CPU, each with memory of its own, as safetensors asks for; copied only where that is needed."""
+def _without_shared_memory(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors on the CPU without shared memory, as safetensors requires; copied only if needed."""
     found, seen = {}, set()
     for name, value in tensors.items():
         plain = value.detach().cpu().contiguous()

@@ -8,7 +8,7 @@ Outputs are brought to the layout ``[N, M, C]``; the Hessian Λ is block-diagona
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from whence.errors import BadOption, one_of
 from whence.likelihoods.base import Likelihood, Task
@@ -23,10 +23,11 @@ from whence.likelihoods.independent import (
 )
 
 __all__ = [
-    "Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "Task",
-    "from_spec", "poisson_quantile", "resolve",
+    "Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "LikelihoodName",
+    "Poisson", "Task", "from_spec", "poisson_quantile", "resolve", "standard",
 ]  # fmt: skip
 
+LikelihoodName = Literal["classification", "binary", "regression"]
 BY_NAME: dict[str, Callable[[], Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
@@ -47,6 +48,13 @@ def resolve(likelihood: Likelihood | str) -> tuple[Likelihood, bool]:
         raise BadOption(f"likelihood must be a whence.Likelihood or a name, not a {type(likelihood).__name__}.")
     name = one_of(likelihood, BY_NAME, "likelihood")
     return BY_NAME[name](), name == "regression"
+
+
+def standard(likelihood: Likelihood) -> Likelihood | None:
+    """The likelihood whose outputs mean the same as those of a user's own class, by the ``task`` that it declares."""
+    known: dict[str, type[Likelihood]] = {"classification": Categorical, "binary": Bernoulli, "count": Poisson}
+    kind = known.get(likelihood.task)
+    return None if kind is None or isinstance(likelihood, tuple(KINDS.values())) else kind()
 
 
 def from_spec(spec: dict[str, Any]) -> Likelihood | None:

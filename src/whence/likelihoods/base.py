@@ -22,6 +22,24 @@ class Likelihood(ABC):
     from_functions: bool = False  # of the user's, which no spec can tell
     fisher_draws: int | None = None  # label draws that stand in for Λ where it has no exact root
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether targets are labels, so that a prediction is right or wrong."""
+        return self.task in ("classification", "binary")
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether only differences of the outputs matter, as under a softmax."""
+        return self.task == "classification"
+
+    def quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
+        """Sums over a batch of what a fit records: ``targets`` counted, ``correct``, ``confidence``, ``squares``."""
+        return {"targets": targets.numel()}
+
+    def looks_like_probabilities(self, outputs: Tensor) -> str:
+        """Why the outputs seem to be probabilities where logits are meant; empty where they do not."""
+        return ""
+
     def counts(self, targets: Tensor) -> Tensor | None:
         """Which examples have a target that counts, [N]; None for all."""
         return None

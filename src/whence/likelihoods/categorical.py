@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.checks import refuse
+from whence.engine.checks import refuse
 from whence.errors import BadData, BadOption
 from whence.likelihoods.base import Likelihood, Task
 
@@ -98,6 +98,26 @@ class Categorical(Likelihood):
 
     def mask(self, targets: Tensor) -> Tensor:
         return targets != self.ignore_index
+
+    def quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
+        flat, keep = self.flatten(outputs), targets != self.ignore_index
+        top, label = flat.max(-1)
+        confidence = (top - flat.logsumexp(-1)).exp()
+        return {
+            "targets": keep.sum(dtype=torch.float64),
+            "correct": ((label == targets) & keep).sum(dtype=torch.float64),
+            "confidence": (confidence * keep).sum(dtype=torch.float64),
+        }
+
+    def looks_like_probabilities(self, outputs: Tensor) -> str:
+        flat = self.flatten(outputs)
+        inside = bool(((flat >= 0) & (flat <= 1)).all()) and flat.shape[-1] > 1
+        if not inside or not bool(((flat.sum(-1) - 1).abs() < 1e-3).all()):
+            return ""
+        return (
+            "the outputs look like probabilities (they lie in [0, 1] and sum to 1), but logits are meant: remove the "
+            "softmax at the end of the network, or the uncertainties will be wrong."
+        )
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         flat = self.flatten(outputs)

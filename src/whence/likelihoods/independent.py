@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.checks import refuse
+from whence.engine.checks import refuse
+from whence.engine.randomness import normal_from_uniform
 from whence.errors import BadData, BadOption
 from whence.likelihoods.base import Likelihood, Task, match_shape
-from whence.randomness import normal_from_uniform
 
 
 class Independent(Likelihood):
@@ -42,6 +42,22 @@ class Bernoulli(Independent):
         targets = match_shape(outputs, targets, "Bernoulli", index).to(outputs.dtype)
         refuse(torch.stack(torch.aminmax(targets)), lambda seen: _outside(seen, index))
         return targets
+
+    def quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
+        p, truth = self.flatten(outputs).sigmoid(), self.flatten(targets)
+        return {
+            "targets": p.numel(),
+            "correct": ((p > 0.5) == (truth > 0.5)).sum(dtype=torch.float64),
+            "confidence": torch.maximum(p, 1 - p).sum(dtype=torch.float64),
+        }
+
+    def looks_like_probabilities(self, outputs: Tensor) -> str:
+        if outputs.numel() < 8 or not bool(((outputs >= 0) & (outputs <= 1)).all()):
+            return ""
+        return (
+            "the outputs all lie in [0, 1] and look like probabilities, but logits are meant: remove the sigmoid at "
+            "the end of the network, or the uncertainties will be wrong."
+        )
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
@@ -76,6 +92,14 @@ class Gaussian(Independent):
         if self.noise.dim() and len(self.noise) != flat.shape[-1]:
             raise BadData(f"{len(self.noise)} noise values for {flat.shape[-1]} outputs.")
         return self.noise.to(flat.device, flat.dtype).square().expand_as(flat)
+
+    def quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
+        return {"targets": outputs.numel(), "squares": (outputs - targets).double().square().sum()}
+
+    @property
+    def number(self) -> float | None:
+        """The noise of all outputs, if it is one number."""
+        return None if self.noise.dim() else float(self.noise)
 
     def elements(self, outputs: Tensor, targets: Tensor) -> Tensor:
         var = self.variance(outputs)

@@ -1,1 +1,1 @@
-"""Positive-definite structures. Nothing here knows of networks."""
+"""Positive-definite structures. This package is independent of networks."""

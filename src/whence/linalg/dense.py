@@ -8,41 +8,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.engine.memory import sizes
 from whence.errors import NotConverged, NotPositiveDefinite, is_out_of_memory
 from whence.linalg import split
 
 Eigen = tuple[Tensor, Tensor]  # λ [..., n] and Q [..., n, n]
 
-CPU_DOUBLE = 2048  # decomposed in float64 up to here on the CPU
-CUDA_DOUBLE = 512  # and on a GPU
-CUDA_BATCHED = 512  # matrices of one shape up to here go into one call on a GPU
-ON_CPU = 96  # those of a GPU up to here are decomposed on the CPU
-TOGETHER = 2**30  # bytes, in float64, of what goes into one call
+CPU_DOUBLE = 2048  # size up to which matrices are decomposed in float64 on the CPU
+CUDA_DOUBLE = 512  # the same on a GPU
+CUDA_BATCHED = 512  # size up to which matrices of one shape go into one call on a GPU
+ON_CPU = 96  # size up to which a GPU's matrices are decomposed on the CPU
 NEGATIVE = {torch.float64: 1e-6, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
-LONG = 32768  # rows that go into one product
-NOT_FINITE = "the curvature holds NaN or infinite values; was the network's output finite?"
+LONG = 32768  # largest number of rows in one product
+NOT_FINITE = "the curvature contains NaN or infinite values; are the network's outputs finite?"
 NEGATIVE_VALUE = (
-    "the curvature has a negative eigenvalue, {:.3g} of its largest. Use float64, or curvature='ggn', which is "
+    "the curvature has a negative eigenvalue, {:.3g} times its largest. Use float64, or curvature='ggn', which is "
     "positive semi-definite."
 )
-SPLIT = 384  # a Gram matrix wider than this is computed by its upper triangle
+SPLIT = 384  # only the upper triangle of a wider Gram matrix is computed
 
 
 def is_narrow(t: Tensor) -> bool:
-    """Whether it is in half precision."""
+    """Whether a tensor is in half precision."""
     return t.dtype in (torch.float16, torch.bfloat16)
 
 
-def gram(x: Tensor, coarse: bool = False) -> Tensor:
-    """xᵀ x for x [..., R, D]. Wide ones by halves, so that only the upper triangle is multiplied.
+def widened(t: Tensor) -> Tensor:
+    """The tensor in at least float32."""
+    return t.float() if is_narrow(t) else t
 
-    Very long ones in pieces: on the CPU a float32 product over millions of rows loses three digits. ``coarse`` numbers
-    come out of convolutions; a GPU has faster products for them.
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over data: at least float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def gram(x: Tensor, coarse: bool = False) -> Tensor:
+    """xᵀ x for x [..., R, D]. Wide products are split, so that only the upper triangle is computed.
+
+    Long products are summed in pieces: on the CPU a float32 sum over millions of rows loses three digits. ``coarse``
+    numbers come from TF32 convolutions; a GPU has faster products for them.
     """
     if is_narrow(x):
         return _narrow_gram(x)
     if x.dim() == 3 and len(x) == 1:
-        return gram(x[0], coarse).unsqueeze(0)  # a plain product is split over its rows, a batched one is not
+        return gram(x[0], coarse).unsqueeze(0)  # torch splits a single product over its rows, but not a batched one
     if coarse and x.dim() == 2 and split.gram_pays(x, *x.shape):
         return split.gram(x)
     if x.device.type != "cpu" or x.dim() > 2:
@@ -53,9 +63,9 @@ def gram(x: Tensor, coarse: bool = False) -> Tensor:
 
 
 def add_upper_gram(x: Tensor, out: Tensor) -> None:
-    """Add xᵀ x to ``out`` [D, D], perhaps a part of a larger matrix; what it adds below the diagonal is not meant."""
+    """Add xᵀ x to ``out`` [D, D], perhaps a view of a larger matrix; entries below the diagonal are not valid."""
     width = x.shape[-1]
-    if len(x) > LONG:  # each piece from zero: a float32 sum over millions of rows loses three digits
+    if len(x) > LONG:  # sum each piece separately: a float32 sum over millions of rows loses three digits
         pieces = [torch.zeros_like(out) for _ in range(0, len(x), LONG)]
         for piece, part in zip(x.split(LONG), pieces, strict=True):
             add_upper_gram(piece, part)
@@ -83,33 +93,33 @@ def mirrored(upper: Tensor) -> Tensor:
 
 
 def _narrow_gram(x: Tensor) -> Tensor:
-    """Of half precision, in float32: the products of such numbers are exact there."""
+    """xᵀ x of half-precision numbers in float32, where their products are exact."""
     if x.is_cuda:
         try:
             flat = x.reshape(-1, *x.shape[-2:])
             if len(flat) == 1:
                 return torch.mm(flat[0].mT, flat[0], out_dtype=torch.float32).reshape(*x.shape[:-2], -1, x.shape[-1])
             return torch.bmm(flat.mT, flat, out_dtype=torch.float32).reshape(*x.shape[:-2], -1, x.shape[-1])
-        except (TypeError, RuntimeError) as error:  # torch before 2.8, or a GPU without such a product
+        except (TypeError, RuntimeError) as error:  # torch before 2.8, or a GPU that does not support it
             if is_out_of_memory(error):
                 raise
     return gram(x.float())
 
 
 def eigh_psd(matrix: Tensor, what: str) -> Eigen:
-    """(λ ≥ 0, Q) with matrix = Q diag(λ) Qᵀ, batched; in float64 where it is small or float32 fails."""
+    """(λ ≥ 0, Q) with matrix = Q diag(λ) Qᵀ, batched; in float64 if it is small or float32 fails."""
     return eigh_many([matrix], [what])[0]
 
 
 def eigh_many(matrices: Sequence[Tensor], names: Sequence[str]) -> list[Eigen]:
-    """:func:`eigh_psd` of several [..., n, n]; on a GPU small ones of one shape go together."""
+    """:func:`eigh_psd` of several [..., n, n]; on a GPU small ones of the same shape are batched."""
     found: list[Eigen | None] = [None] * len(matrices)
     groups: dict[Any, list[int]] = {}
     for i, matrix in enumerate(matrices):
         alone = not matrix.is_cuda or matrix.shape[-1] > CUDA_BATCHED
         groups.setdefault(i if alone else (matrix.shape[-1], matrix.device, matrix.dtype), []).append(i)
     for members in groups.values():
-        for some in _within(members, matrices):
+        for some in _memory_groups(members, matrices):
             each = [matrices[i].reshape(-1, *matrices[i].shape[-2:]) for i in some]
             stacked = each[0] if len(each) == 1 else torch.cat(each)
             counts = [matrices[i].shape[:-2].numel() for i in some]
@@ -121,61 +131,61 @@ def eigh_many(matrices: Sequence[Tensor], names: Sequence[str]) -> list[Eigen]:
     return [f for f in found if f is not None]
 
 
-def _within(members: list[int], matrices: Sequence[Tensor]) -> list[list[int]]:
-    """Some at a time, such that they stay inside the memory bound."""
+def _memory_groups(members: list[int], matrices: Sequence[Tensor]) -> list[list[int]]:
+    """Split them into groups that fit the memory budget."""
     pieces: list[list[int]] = []
     room = 0
     for i in members:
         size = matrices[i].numel() * 8
         if not pieces or size > room:
             pieces.append([])
-            room = TOGETHER
+            room = sizes().decomposition
         pieces[-1].append(i)
         room -= size
     return pieces
 
 
 def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
-    """Of one batch [B, n, n], whose members belong, ``counts`` at a time, to the names."""
+    """Decompose one batch [B, n, n]; ``counts`` matrices in turn belong to each name."""
     owner = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
     _require(_finite(matrix), owner, NOT_FINITE)
     size, cuda = matrix.shape[-1], matrix.is_cuda
     work = matrix.cpu() if cuda and size <= ON_CPU else matrix
     double = matrix.dtype == torch.float64 or size <= (CUDA_DOUBLE if work.is_cuda else CPU_DOUBLE)
     try:
-        values, vectors = _either(work, double, owner)
+        values, vectors = _decomposed(work, double, owner)
     except RuntimeError as error:
         if not work.is_cuda or not is_out_of_memory(error):
             raise
-        values, vectors = _either(work.cpu(), double, owner)  # slower, and there is room
+        values, vectors = _decomposed(work.cpu(), double, owner)  # slower, but there is enough memory
     top = values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
     lowest = (values / top).amin(-1)
     worst = float(lowest.min())
     _require(lowest >= -NEGATIVE.get(matrix.dtype, 1e-4), owner, NEGATIVE_VALUE.format(worst))
-    # Rounding leaves directions without curvature at ±ε λ_max; they are zero.
+    # Directions without curvature have λ = ±ε λ_max by rounding; set them to zero.
     noise = torch.finfo(matrix.dtype).eps * size * top
     values = torch.where(values > noise * 1e-2, values, values.clamp(min=0))
     return values.to(matrix), vectors.to(matrix).contiguous()
 
 
 def _finite(matrix: Tensor) -> Tensor:
-    """Whether all entries are, for each of a batch, [B]: by the extremes, which carry NaN."""
+    """Whether all entries of each matrix are finite, [B], from the extremes, which propagate NaN."""
     return torch.isfinite(matrix.amin((1, 2))) & torch.isfinite(matrix.amax((1, 2)))
 
 
 def _require(fine: Tensor, owner: list[str], what: str) -> None:
-    """Raise for the first matrix that is not fine."""
+    """Raise an error for the first matrix that fails the check."""
     if not bool(fine.all()):
         raise NotPositiveDefinite(f"{owner[int((~fine).nonzero()[0])]}: {what}")
 
 
-def _either(matrix: Tensor, double: bool, owner: list[str]) -> Eigen:
+def _decomposed(matrix: Tensor, double: bool, owner: list[str]) -> Eigen:
     single = None if double else _single(matrix.float())
     return _double(matrix, owner) if single is None else single
 
 
 def _single(matrix: Tensor) -> Eigen | None:
-    """In float32; None where that did not converge (λ must add up to the trace)."""
+    """Decompose in float32; None if that did not converge (Σ λ must equal the trace)."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except RuntimeError as error:
@@ -198,7 +208,7 @@ def _double(matrix: Tensor, owner: list[str]) -> Eigen:
 
 
 def psd_root(matrix: Tensor) -> Tensor:
-    """L with L Lᵀ = matrix up to a jitter far below rounding's reach; differentiable, batched."""
+    """L with L Lᵀ = matrix up to a jitter far below rounding error; differentiable, batched."""
     if not bool(torch.isfinite(matrix).all()):
         return torch.full_like(matrix, torch.nan)
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(matrix.dtype).tiny)

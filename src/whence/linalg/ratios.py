@@ -1,4 +1,4 @@
-"""Diagonal matrices D to which a prior precision δ D is proportional; curvature is decomposed relative to them.
+"""Diagonal matrices D of a prior precision δ D; curvature is decomposed relative to them.
 
 Index legend: E Kronecker pairs, O outputs, D inputs.
 """
@@ -41,14 +41,14 @@ class Ratio(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "key"}
 
     def to(self, *args: Any, **kwargs: Any) -> Ratio:
-        """A copy elsewhere or in another type; it stays the same ratio."""
+        """A copy on another device or in another dtype, with the same key."""
         moved = {name: value.to(*args, **kwargs) for name, value in self.tensors().items()}
         return type(self)(**moved, key=self.key)
 
 
 @dataclass(frozen=True, eq=False)
 class PerWeight(Ratio):
-    """One number for each weight."""
+    """One value per weight."""
 
     values: Tensor  # [*native]
 
@@ -58,7 +58,7 @@ class PerWeight(Ratio):
 
 @dataclass(frozen=True, eq=False)
 class Separable(Ratio):
-    """d_o e_i for each of E pairs: it goes into the two factors of a Kronecker product."""
+    """d_o e_i for each of E pairs, which splits over the two factors of a Kronecker product."""
 
     rows: Tensor  # d, [E, O]
     columns: Tensor  # e, [E, D]
@@ -68,7 +68,7 @@ class Separable(Ratio):
 
 
 def as_separable(ratio: Ratio, what: str) -> Separable:
-    """The same as a product d_o e_i, if it is one."""
+    """The ratio as a product d_o e_i; an error if it is not one."""
     if isinstance(ratio, Separable):
         return ratio
     values = ratio.dense()  # [E, O, D]
@@ -76,8 +76,8 @@ def as_separable(ratio: Ratio, what: str) -> Separable:
     found = Separable(rows, columns, key=ratio.key)
     if not torch.allclose(found.dense(), values, rtol=SEPARABLE, atol=0):
         raise BadOption(
-            f"{what}: the prior precision of a Kronecker block must be a product d_o · e_i of one number for each "
-            "output and one for each input (of weight and bias together). Use structure='diag', 'block' or 'full' for "
-            "any other precision by weight."
+            f"{what}: the prior precision of a Kronecker block must be a product d_o · e_i of one value per "
+            "output and one per input (of weight and bias together). Use structure='diag', 'block' or 'full' for "
+            "other precisions per weight."
         )
     return found

@@ -1,8 +1,8 @@
-"""float32 products on a GPU's tensor cores, every number as the sum of two bfloat16 ones.
+"""float32 products on a GPU's tensor cores, with every number split into two bfloat16 numbers.
 
-x = h + m up to 2⁻¹⁷ |x|, and products of bfloat16 numbers are exact in float32. Tensor cores drop digits when they add,
-so ``ROWS`` rows at a time are summed there, and the pieces in float32. The result is off by some 1e-6 of its norm, so
-this is for numbers that come out of TF32 convolutions (torch's default), which carry a hundred times more.
+x = h + m up to 2⁻¹⁷ |x|, and products of bfloat16 numbers are exact in float32. Tensor cores lose digits in sums,
+so they sum ``ROWS`` rows at a time, and the pieces are added in float32. The relative error is about 1e-6, so
+this is for outputs of TF32 convolutions (torch's default), whose error is a hundred times larger.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from whence.errors import is_out_of_memory
 
 ROWS = 1024
-WIDE = 512  # Gram matrices from here on,
-WORK = 8e9  # of so many operations, are faster this way
-WIDE_SHIFTED = 128  # and so are shifted products, which share the splitting
-ROOM = 2**29  # bytes of pieces that are held at a time
+WIDE = 512  # width from which Gram matrices
+WORK = 8e9  # with this many operations are faster this way
+WIDE_SHIFTED = 128  # the same for shifted products, which share the splitting
+ROOM = 2**29  # bytes of pieces at a time
 
 
 def gram_pays(like: Tensor, rows: int, width: int) -> bool:
@@ -28,19 +28,19 @@ def gram_pays(like: Tensor, rows: int, width: int) -> bool:
 
 
 def shifted_pays(like: Tensor, width: int) -> bool:
-    """Whether :func:`shifted_products` are."""
+    """Whether :func:`shifted_products` is faster."""
     return width >= WIDE_SHIFTED and able(like)
 
 
 def able(like: Tensor) -> bool:
-    """Whether this device can do it with such numbers, and convolutions do no better."""
+    """Whether this device and dtype support it, and convolutions are in TF32."""
     return like.is_cuda and like.dtype == torch.float32 and _convolutions_in_tf32() and _supported(like.device)
 
 
 def _convolutions_in_tf32() -> bool:
     try:
         return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # set by the newer names, in a way that this one cannot say
+    except RuntimeError:  # set by torch's newer options, to a value that this one cannot express
         return False
 
 
@@ -82,7 +82,7 @@ def shifted_products(flat: Tensor, rows: int, shifts: Sequence[int]) -> Tensor:
 
 
 def _halves(x: Tensor, length: int) -> Tensor:
-    """h and m of x [R, D], with rows of zeros up to ``length``: [length, 2, D]."""
+    """h and m of x [R, D], padded with zero rows to ``length``: [length, 2, D]."""
     made = torch.zeros if length > len(x) else torch.empty
     both = made(length, 2, x.shape[1], dtype=torch.bfloat16, device=x.device)
     h, m = both[: len(x)].unbind(1)
@@ -98,7 +98,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 @cache
 def _supported(device: torch.device) -> bool:
-    """Such products are there from torch 2.8 on, and need tensor cores for bfloat16."""
+    """Whether torch (2.8 or later) and the GPU support these products."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:

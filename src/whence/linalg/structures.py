@@ -1,19 +1,20 @@
-"""Curvature as sums over the data, by structure. They can be merged, scaled, written and decomposed.
+"""Curvature as sums over the data, by structure, which can be merged, scaled, saved and decomposed.
 
-``spectral(ratio)`` decomposes D^{-1/2} H D^{-1/2} = Q diag(λ) Qᵀ, which is what a prior precision δ D asks for:
+``spectral(ratio)`` decomposes D^{-1/2} H D^{-1/2} = Q diag(λ) Qᵀ, as needed for a prior precision δ D:
 (H + δ D)⁻¹ = B diag(1 / (λ + δ)) Bᵀ with B = D^{-1/2} Q.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from whence.engine.options import Option
 from whence.errors import BadOption, NotDefined
 from whence.linalg.dense import Eigen, eigh_psd
 from whence.linalg.ratios import Ratio, as_separable
@@ -30,7 +31,7 @@ class Structure(ABC):
     """A positive semi-definite H that is a sum over the data."""
 
     kind: ClassVar[str]
-    additive: ClassVar[bool] = True  # whether two of them can be added without loss
+    additive: ClassVar[bool] = True  # whether two of them can be added exactly
 
     def spectral(self, ratio: Ratio | None, what: str) -> Spectral:
         """Decomposition of D^{-1/2} H D^{-1/2}; ``ratio`` is D in the native shape, None for I."""
@@ -38,7 +39,7 @@ class Structure(ABC):
         return self.assembled(ratio, found, what)
 
     def factors(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, str]]:
-        """The matrices [..., n, n] whose eigenvectors it takes, each with its name."""
+        """The matrices [..., n, n] to decompose, each with its name."""
         return []
 
     def factor_shapes(self) -> list[torch.Size]:
@@ -47,11 +48,11 @@ class Structure(ABC):
 
     @abstractmethod
     def assembled(self, ratio: Ratio | None, found: list[Eigen], what: str) -> Spectral:
-        """The decomposition, from those of its factors."""
+        """The decomposition, assembled from those of its factors."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What it consists of, for saving and moving."""
+        """Its tensors, for saving and moving."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
@@ -61,22 +62,26 @@ class Structure(ABC):
         """H₁ + H₂."""
         if not self.additive or type(other) is not type(self):
             raise NotDefined(
-                f"a {self.kind} curvature cannot be added to a {other.kind} one: its eigenvectors belong to the "
+                f"a {self.kind} curvature cannot be added to a {other.kind} one: its eigenvectors depend on the "
                 "data they were computed from. Fit again on all the data, or use 'kron', 'diag', 'block' or 'full'."
             )
         theirs = other.tensors()
         return self.replaced({key: value + theirs[key] for key, value in self.tensors().items()})
 
+    def map_sums(self, function: Callable[[Tensor], Tensor]) -> Structure:
+        """Apply a function to each of its sums over the data."""
+        return self.replaced({key: function(value) for key, value in self.tensors().items()})
+
     def scaled(self, factor: float) -> Structure:
         """factor · H."""
-        return self.replaced({key: value * factor for key, value in self.tensors().items()})
+        return self.map_sums(lambda value: value * factor)
 
     def reweighted(self, factor: float) -> Structure:
-        """factor · H as a change of the loss, not of the number of examples; they differ where counts are kept."""
+        """factor · H by scaling the loss, not the number of examples; these differ where counts are stored."""
         return self.scaled(factor)
 
     def replaced(self, tensors: Mapping[str, Tensor]) -> Structure:
-        """The same structure with other tensors."""
+        """A copy with other tensors."""
         return type(self)(**tensors)
 
     def to(self, *args: Any, **kwargs: Any) -> Structure:
@@ -129,7 +134,7 @@ class Dense(Structure):
 
 @dataclass(frozen=True)
 class Symmetric(Dense):
-    """A Hessian, which may have negative eigenvalues; with its prior it must not."""
+    """A Hessian, which may have negative eigenvalues, unlike its sum with the prior."""
 
     kind: ClassVar[str] = "hessian"
 
@@ -148,7 +153,7 @@ class Symmetric(Dense):
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """G ⊗ A, once for each of E pairs: A = ``inputs`` / ``count``, G = ``grads``; of a large one the diagonal alone."""
+    """G ⊗ A, once for each of E pairs: A = ``inputs`` / ``count``, G = ``grads``; large factors as diagonals."""
 
     kind: ClassVar[str] = "kron"
     inputs: Tensor  # Σ a aᵀ, [E, D, D]; or Σ a², [E, D]
@@ -188,7 +193,7 @@ class Kronecker(Structure):
         return KroneckerSpectral(table, g_vectors, a_vectors, g_values, a_values, split)
 
     def _sides(self, ratio: Ratio | None, what: str) -> list[tuple[Tensor, Tensor | None]]:
-        """A and G, each with the part of D^{-1/2} that goes to it, [E, n]."""
+        """A and G, each with its factor of D^{-1/2}, [E, n]."""
         if ratio is None:
             return [(self.mean_input, None), (self.grads, None)]
         split = as_separable(ratio, what)
@@ -201,13 +206,13 @@ class Kronecker(Structure):
 
 @dataclass(frozen=True)
 class InBasis(Structure):
-    """Eigenvalues in a basis that was computed relative to the ratio D of a fit; they cannot be added."""
+    """Eigenvalues in a basis relative to the ratio D of a fit; they cannot be added."""
 
     additive: ClassVar[bool] = False
     ratio: Ratio | None = field(default=None, kw_only=True)
 
-    def scaled(self, factor: float) -> Structure:
-        return self.replaced(self.tensors() | {"values": self.tensors()["values"] * factor})
+    def map_sums(self, function: Callable[[Tensor], Tensor]) -> Structure:
+        return self.replaced(self.tensors() | {"values": function(self.tensors()["values"])})
 
     def replaced(self, tensors: Mapping[str, Tensor]) -> Structure:
         return type(self)(**tensors, ratio=self.ratio)
@@ -217,12 +222,12 @@ class InBasis(Structure):
         return type(self)(**moved, ratio=None if self.ratio is None else self.ratio.to(*args, **kwargs))
 
     def refuse_other(self, asked: Ratio | None, what: str) -> None:
-        """Eigenvalues relative to one prior are not those relative to another."""
+        """Refuse a prior other than the one that the eigenvalues are relative to."""
         if (None if self.ratio is None else self.ratio.key) != (None if asked is None else asked.key):
             raise BadOption(
                 f"{what}: structure={self.kind!r} was computed relative to the prior of the fit. Its precision may be "
-                "multiplied by a number, but not take another shape: fit again with the other prior, or use "
-                "structure='kron', which takes any."
+                "multiplied by a number, but its shape cannot change: fit again with the new prior, or use "
+                "structure='kron', which supports any prior."
             )
 
 
@@ -280,3 +285,40 @@ def _whitened(matrix: Tensor, root: Tensor | None) -> Tensor:
 def _unwhitened(vectors: Tensor, root: Tensor | None) -> Tensor:
     """D^{-1/2} Q."""
     return vectors if root is None else root.unsqueeze(-1) * vectors
+
+
+class StructureKind(Option):
+    """The structure that a fit is asked for."""
+
+    FULL = "full"
+    BLOCK = "block"
+    KRON = "kron"
+    EKFAC = "ekfac"
+    DIAG = "diag"
+    LOWRANK = "lowrank"
+
+    @property
+    def factored(self) -> bool:
+        """Whether matrix layers have Kronecker factors."""
+        return self in (StructureKind.KRON, StructureKind.EKFAC)
+
+    @property
+    def joint(self) -> bool:
+        """Whether all layers share one structure."""
+        return self in (StructureKind.FULL, StructureKind.LOWRANK)
+
+    @property
+    def passes(self) -> int:
+        """Number of passes over the data."""
+        return 2 if self in (StructureKind.EKFAC, StructureKind.LOWRANK) else 1
+
+
+class BlockStructure(Option):
+    """The structure that a block has."""
+
+    KRON = "kron"
+    EKFAC = "ekfac"
+    DENSE = "dense"
+    DIAG = "diag"
+    FULL = "full"  # part of one dense matrix over all blocks
+    LOWRANK = "lowrank"  # part of one low-rank matrix over all blocks

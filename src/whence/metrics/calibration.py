@@ -1,25 +1,37 @@
 """Calibration errors and reliability tables.
 
-Index legend: N elements, C classes, B resamples, K cells (bins, of all classes).
+Index legend: N elements, G groups, C classes, B resamples, Q binned columns (1, or one for each class), K = Q · bins
+cells.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from whence.errors import BadOption, one_of
-from whence.metrics.binning import Cells, assign, check_binning, edges
-from whence.metrics.bootstrap import alone, edge, normal_quantile, resamples
-from whence.metrics.elements import ArrayLike, Elements, ForLabels, Options, is_whole, read
-from whence.metrics.estimate import Estimate
-from whence.metrics.inversion import Norm, directions, invert, largest, weighted_l1, weighted_l2
-from whence.metrics.labels import Labels, labels
-from whence.metrics.tables import frame
+from whence.errors import BadOption, one_of, whole_number
+from whence.metrics.classification import Labels, read_labels
+from whence.metrics.elements import ArrayLike, Elements, ForLabels
+from whence.metrics.intervals import (
+    SHARE,
+    Estimate,
+    Norm,
+    binomial_bound,
+    estimate,
+    invert_test,
+    normal_quantile,
+    resamples,
+)
+from whence.tables import Table
+
+Binning = Literal["width", "mass"]
+COLUMNS_AT_ONCE = 32  # columns summed in one product
 
 
 def ece(
@@ -27,37 +39,36 @@ def ece(
     targets: ArrayLike,
     *,
     bins: int = 15,
-    binning: str = "width",
-    norm: str = "l1",
+    binning: Binning = "width",
+    norm: Literal["l1", "l2"] = "l1",
     **common: Unpack[ForLabels],
 ) -> Estimate:
     """Expected calibration error of the largest probability (Guo et al. 2017, eq. 3).
 
     ``norm="l1"``: Σ_b w_b |accuracy_b − confidence_b|; ``"l2"``: the root of the weighted squares. The interval is
-    by test inversion; it may lie below the value, which is biased upward.
+    computed by inverting a test; it may be below the value, which is biased upward.
     """
-    check_binning(bins, binning)
     chosen = weighted_l1 if one_of(norm, ("l1", "l2"), "norm") == "l1" else weighted_l2
-    return _top_label("ece", prediction, targets, chosen, bins, binning, read("ece", common, labels=True))
+    cells = _confidence_cells(Bins.of(bins, binning), read_labels("ece", prediction, targets, common))
+    return _calibration_error("ece", chosen, cells, pool=True)
 
 
 def mce(
-    prediction: Any, targets: ArrayLike, *, bins: int = 15, binning: str = "width", **common: Unpack[ForLabels]
+    prediction: Any, targets: ArrayLike, *, bins: int = 15, binning: Binning = "width", **common: Unpack[ForLabels]
 ) -> Estimate:
-    """Maximum calibration error: the largest gap of any bin that holds something (Naeini et al. 2015)."""
-    check_binning(bins, binning)
-    return _top_label("mce", prediction, targets, largest, bins, binning, read("mce", common, labels=True))
+    """Maximum calibration error: the largest gap of any non-empty bin (Naeini et al. 2015)."""
+    cells = _confidence_cells(Bins.of(bins, binning), read_labels("mce", prediction, targets, common))
+    return _calibration_error("mce", largest, cells)
 
 
 def classwise_ece(
-    prediction: Any, targets: ArrayLike, *, bins: int = 15, binning: str = "width", **common: Unpack[ForLabels]
+    prediction: Any, targets: ArrayLike, *, bins: int = 15, binning: Binning = "width", **common: Unpack[ForLabels]
 ) -> Estimate:
     """Mean over classes of the calibration error of p_c against 1[y = c] (Kull et al. 2019, eq. 2)."""
-    check_binning(bins, binning)
-    options = read("classwise_ece", common, labels=True)
-    found = labels(prediction, targets, options)
-    count, weights = found.probs.shape[1], found.elements.weights
-    index = torch.stack([assign(found.column(c), weights, bins, binning, found.dtype) for c in range(count)], 1)
+    chosen = Bins.of(bins, binning)
+    found = read_labels("classwise_ece", prediction, targets, common)
+    count = found.probs.shape[1]
+    index = [chosen.assign(found.column(c), found.elements.weights, found.dtype) for c in range(count)]
 
     def gap(c: int) -> Tensor:
         return (found.truth == c).double() - found.column(c)
@@ -65,63 +76,207 @@ def classwise_ece(
     def over_classes(shares: Tensor, gaps: Tensor) -> Tensor:
         return weighted_l1(shares, gaps) / count
 
-    return _estimate("classwise_ece", over_classes, Cells(index, found.column, gap, bins, found.elements), options)
+    cells = Cells(torch.stack(index, 1), found.column, gap, bins, found.elements)
+    return _calibration_error("classwise_ece", over_classes, cells)
 
 
-def _top_label(
-    name: str, prediction: Any, targets: ArrayLike, norm: Norm, bins: int, binning: str, options: Options
-) -> Estimate:
-    found = labels(prediction, targets, options)
-    index = assign(found.confidence, found.elements.weights, bins, binning, found.dtype)
-    p, gap = found.confidence, found.correct - found.confidence
-    cells = Cells(index.unsqueeze(1), lambda _: p, lambda _: gap, bins, found.elements)
-    return _estimate(name, norm, cells, options, pool=norm is not largest)
+def weighted_l1(weights: Tensor, gaps: Tensor) -> Tensor:
+    """Σ_b w_b |g_b|."""
+    return (weights * gaps.abs()).sum(1)
 
 
-def _estimate(name: str, norm: Norm, cells: Cells, options: Options, pool: bool = False) -> Estimate:
-    """The error of the cells and its interval by test inversion, with the bins of the whole sample."""
-    members = cells.elements
-    ones = torch.ones(1, members.groups, dtype=torch.float64, device=members.weights.device)
-    share, gap = cells.sums(ones)
-    held = (share[0] > 0).nonzero().flatten()
-    observed = torch.cat([share[:, held], gap[:, held]])
-    value = float(norm(observed[:1], observed[1:]))
-    if options.resamples == 0:
-        low = high = math.nan
-    elif alone(name, members):
-        low = high = value
-    else:
-        drawn = [[s[:, held], g[:, held]] for s, g in map(cells.sums, resamples(members, options))]
+def weighted_l2(weights: Tensor, gaps: Tensor) -> Tensor:
+    """√(Σ_b w_b g_b²)."""
+    return (weights * gaps.square()).sum(1).sqrt()
+
+
+def largest(weights: Tensor, gaps: Tensor) -> Tensor:
+    """max |g_b| over non-empty cells."""
+    return torch.where(weights > 0, gaps.abs(), torch.zeros_like(gaps)).amax(1)
+
+
+# Bins, and the sums over them in every resample
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of probability, of equal width or of equal weight."""
+
+    count: int
+    equal_width: bool
+
+    @classmethod
+    def of(cls, bins: int, binning: str) -> Bins:
+        return cls(whole_number(bins, "bins"), one_of(binning, ("width", "mass"), "binning") == "width")
+
+    def edges(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Edges of equal width in the dtype of the probabilities, so that 0.8 is exactly on the edge 0.8."""
+        return torch.linspace(0, 1, self.count + 1, dtype=torch.float64, device=device).to(dtype).double()
+
+    def assign(self, p: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bin of each probability [N]: (low, high] of equal width with 0 in the first, or of equal weight.
+
+        With equal weight, ties stay together, in the bin that contains the middle of their weight.
+        """
+        if self.equal_width:
+            return torch.bucketize(p, self.edges(dtype, p.device)[1:-1])
+        _, block = torch.unique(p, return_inverse=True)
+        weight = torch.bincount(block, weights)
+        middle = weight.cumsum(0) - weight / 2
+        return (middle / weight.sum() * self.count).long().clamp(max=self.count - 1)[block]
+
+    def ends(self, p: Tensor, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Edges of equal width, or the smallest and largest probability in each bin; [bins] each."""
+        if self.equal_width:
+            edges = self.edges(dtype, p.device)
+            return edges[:-1], edges[1:]
+        nan = torch.full((self.count,), math.nan, dtype=torch.float64, device=p.device)
+        low = nan.scatter_reduce(0, index, p, "amin", include_self=False)
+        return low, nan.scatter_reduce(0, index, p, "amax", include_self=False)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Elements in bins, once for each column."""
+
+    index: Tensor  # [N, Q] bin of each element
+    p: Callable[[int], Tensor]  # probability of one column, [N]
+    gap: Callable[[int], Tensor]  # truth − probability, [N]
+    bins: int
+    elements: Elements
+
+    def resampling_correction(self) -> tuple[Tensor, Tensor]:
+        """Corrections for cells with few elements: √(n / (n − 1)), and the smallest variance of the gap; [K] each.
+
+        n is Kish's number of groups in the cell; the variance is that of a share of n, plus two as predicted.
+        """
+        factors, variances, weights = [], [], self.elements.weights
+        for q, place in enumerate(self.index.unbind(1)):
+            total = torch.bincount(place, weights, self.bins)
+            count = total.square() / self.elements.squared_weights(place, self.bins)
+            predicted, gap = (torch.bincount(place, weights * v, self.bins) / total for v in (self.p(q), self.gap(q)))
+            share = (count * (predicted + gap) + 2 * predicted) / (count + 2)
+            factors.append((1 - 1 / count.clamp(min=2)).rsqrt())
+            variances.append(share * (1 - share) / count)
+        return torch.cat(factors), torch.cat(variances)
+
+    def sums(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Counts [B, G] → shares of the weight and mean gaps of all cells, [B, K] each; gap 0 if empty.
+
+        The fullest bin of each column is computed by subtraction from the total, so that only the others are summed.
+        """
+        members, columns = self.elements, self.index.shape[1]
+        fullest = [int(torch.bincount(self.index[:, q]).argmax()) for q in range(columns)]
+        others = [(self.index[:, q] != full).nonzero().flatten() for q, full in enumerate(fullest)]
+        weight_of_groups = members.sums(torch.ones_like(members.weights))
+
+        def sums(counts: Tensor) -> tuple[Tensor, Tensor]:
+            shares, gaps = [], []
+            total = counts @ weight_of_groups  # [B, 1]
+            for start in range(0, columns, COLUMNS_AT_ONCE):
+                block = range(start, min(start + COLUMNS_AT_ONCE, columns))
+                totals = counts @ members.sums(*(self.gap(q) for q in block))
+                for q, total_gap in zip(block, totals.unbind(1), strict=True):
+                    weight, gap = self._column(q, counts, others[q])
+                    weight[:, fullest[q]] = total[:, 0] - weight.sum(1)
+                    gap[:, fullest[q]] = total_gap - gap.sum(1)
+                    filled = weight > 1e-12 * total
+                    shares.append(torch.where(filled, weight / total, 0.0))
+                    gaps.append(torch.where(filled, gap / weight, 0.0))
+            return torch.cat(shares, 1), torch.cat(gaps, 1)
+
+        return sums
+
+    def _column(self, q: int, counts: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and weighted gaps of the bins of one column over some elements, [B, bins] each."""
+        members, bin_of = self.elements, self.index[which, q]
+        weight, gap = members.weights[which], self.gap(q)[which]
+        if members.group is None:
+            row, size, drawn = torch.arange(len(which), device=which.device), len(which), counts.index_select(1, which)
+        else:
+            row, size, drawn = members.group[which], members.groups, counts
+        sums = weight.new_zeros(size, 2 * self.bins)
+        sums.index_put_((row, bin_of), weight, accumulate=True)
+        sums.index_put_((row, self.bins + bin_of), weight * gap, accumulate=True)
+        found = drawn @ sums
+        return found[:, : self.bins], found[:, self.bins :]
+
+
+def _confidence_cells(bins: Bins, found: Labels) -> Cells:
+    """Cells of the largest probability."""
+    p = found.confidence
+    gap = found.correct - p
+    index = bins.assign(p, found.elements.weights, found.dtype)
+    return Cells(index.unsqueeze(1), lambda _: p, lambda _: gap, bins.count, found.elements)
+
+
+# The error and its interval
+
+
+def _calibration_error(name: str, norm: Norm, cells: Cells, pool: bool = False) -> Estimate:
+    """The error of the cells and its interval by inverting a test, with the bins of the whole sample."""
+    members, sums = cells.elements, cells.sums()
+    share, gap = sums(members.once)
+    filled = (share[0] > 0).nonzero().flatten()
+    observed = torch.cat([share[:, filled], gap[:, filled]])
+    value, level = float(norm(observed[:1], observed[1:])), members.options.level
+
+    def interval() -> tuple[float, float]:
+        drawn = [[s[:, filled], g[:, filled]] for s, g in map(sums, resamples(members))]
         shares, gaps = (torch.cat(part) for part in zip(*drawn, strict=True))
-        factor, least = (part[held] for part in cells.small_cells())
-        noise = _noise((gaps - observed[1]) * factor, shares > 0, least, int(options.seed))
-        low, high = edge(value, norm(shares, gaps), options.level, (0.0, 1.0), members.groups) or invert(
-            norm,
-            observed,
-            directions(observed[0], observed[1], noise, pool),
-            shares if norm is largest else observed[:1].expand_as(shares),
-            noise,
-            options.level,
-        )
-    return Estimate(value, low, min(high, 1.0), options.level, members.count, options.resamples, name)
+        ends = binomial_bound(value, norm(shares, gaps), level, SHARE, members.groups)
+        if ends is None:
+            factor, least = (part[filled] for part in cells.resampling_correction())
+            noise = _noise((gaps - observed[1]) * factor, shares > 0, least, int(members.options.seed))
+            weights = shares if norm is largest else observed[:1].expand_as(shares)
+            every = [
+                invert_test(norm, observed, direction, weights, noise, level)
+                for direction in _directions(observed[0], observed[1], noise, pool)
+            ]
+            ends = min(low for low, _ in every), max(high for _, high in every)
+        return ends[0], min(ends[1], 1.0)
+
+    return estimate(name, value, members, interval)
 
 
-def _noise(resampled: Tensor, held: Tensor, least: Tensor, seed: int) -> Tensor:
+def _noise(resampled: Tensor, filled: Tensor, least: Tensor, seed: int) -> Tensor:
     """Noise of resampled gaps [B, K], with normal noise added in cells whose variance is below the ``least`` [K]."""
-    variance = (resampled.square() * held).sum(0) / held.sum(0).clamp(min=1)
+    variance = (resampled.square() * filled).sum(0) / filled.sum(0).clamp(min=1)
     missing = (least - variance).clamp(min=0).sqrt()
     normal = torch.randn(resampled.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return resampled * held + missing * normal.to(resampled.device)
+    return resampled * filled + missing * normal.to(resampled.device)
+
+
+def _directions(weights: Tensor, gaps: Tensor, noise: Tensor, pool: bool) -> list[Tensor]:
+    """Candidate directions of the true gaps, [K] each: as observed, all equal, only the significant ones."""
+    clear = gaps * (gaps.abs() > 1.5 * noise.std(0))
+    found = [_pooled(weights, gaps, noise) if pool else gaps, gaps.sign(), clear]
+    return [direction for direction in found if bool((direction != 0).any())] or [torch.ones_like(gaps)]
+
+
+def _pooled(weights: Tensor, gaps: Tensor, noise: Tensor) -> Tensor:
+    """Gaps [K] shrunk towards their mean until their variance matches that without noise [B, K].
+
+    Observed gaps vary more than true ones, which would make the bias correction too large.
+    """
+    mean = (weights * gaps).sum()
+    observed = (weights * (gaps - mean).square()).sum()
+    of_noise = (weights * (1 - weights) * noise.square().mean(0)).sum()
+    factor = (1 - of_noise / observed).clamp(min=0).sqrt() if float(observed) > 0 else observed
+    return mean + factor * (gaps - mean)
+
+
+# Reliability tables
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """One row for each bin; what an empty bin has not is nan."""
+    """One row for each bin; NaN for empty bins."""
 
-    low: Tensor  # borders of the bins; of equal weight: the smallest and largest probability in each
+    low: Tensor  # ends of the bins; of equal weight: the smallest and largest probability in each
     high: Tensor
     confidence: Tensor  # mean probability
-    accuracy: Tensor  # how often it was right
+    accuracy: Tensor  # share of correct predictions
     count: Tensor  # elements
     weight: Tensor  # share of the weight
     gap: Tensor  # accuracy − confidence
@@ -130,7 +285,7 @@ class Reliability:
 
     def to_pandas(self) -> Any:
         """The table as a ``pandas.DataFrame``."""
-        return frame({f.name: getattr(self, f.name).cpu().numpy() for f in fields(self)})
+        return Table({f.name: getattr(self, f.name) for f in fields(self)}).to_pandas()
 
 
 def reliability(
@@ -138,23 +293,22 @@ def reliability(
     targets: ArrayLike,
     *,
     bins: int = 15,
-    binning: str = "width",
-    of: str | int = "confidence",
+    binning: Binning = "width",
+    of: Literal["confidence"] | int = "confidence",
     **common: Unpack[ForLabels],
 ) -> Reliability:
-    """How often the prediction is right in each bin: of its largest probability, or of that of one class."""
-    check_binning(bins, binning)
-    options = read("reliability", common, labels=True)
-    found = labels(prediction, targets, options)
-    p, hit = _column(found, of)
+    """Accuracy in each bin of the largest probability, or of the probability of one class."""
+    chosen = Bins.of(bins, binning)
+    found = read_labels("reliability", prediction, targets, common)
+    p, hit = _probability_of(found, of)
     weights = found.elements.weights
-    index = assign(p, weights, bins, binning, found.dtype)
-    low, high = _borders(p, index, bins, binning, found.dtype)
+    index = chosen.assign(p, weights, found.dtype)
+    low, high = chosen.ends(p, index, found.dtype)
     weight = torch.bincount(index, weights, bins)
     accuracy = torch.bincount(index, weights * hit, bins) / weight
     confidence = torch.bincount(index, weights * p, bins) / weight
-    effective = weight.square() / _squares(found.elements, index, bins)
-    accuracy_low, accuracy_high = wilson(accuracy, effective, options.level)
+    effective = weight.square() / found.elements.squared_weights(index, bins)
+    accuracy_low, accuracy_high = wilson(accuracy, effective, found.elements.options.level)
     return Reliability(
         low=low,
         high=high,
@@ -168,31 +322,14 @@ def reliability(
     )
 
 
-def _squares(members: Elements, index: Tensor, bins: int) -> Tensor:
-    """Σ over groups of the squared weight in each bin, for Kish's effective number."""
-    if members.group is None:
-        return torch.bincount(index, members.weights.square(), bins)
-    sums = torch.bincount(members.group * bins + index, members.weights, members.groups * bins)
-    return sums.reshape(-1, bins).square().sum(0)
-
-
-def _column(found: Labels, of: str | int) -> tuple[Tensor, Tensor]:
-    """Probabilities [N] and whether what they are of came true [N]."""
+def _probability_of(found: Labels, of: str | int) -> tuple[Tensor, Tensor]:
+    """Probabilities [N], and whether the predicted event occurred [N]."""
     if of == "confidence":
         return found.confidence, found.correct
     count = found.probs.shape[1]
-    if isinstance(of, str) or not is_whole(of) or not 0 <= of < count:
+    if not isinstance(of, (int, np.integer)) or not 0 <= of < count:
         raise BadOption(f"of={of!r} is neither 'confidence' nor a class, 0..{count - 1}.")
     return found.column(of), (found.truth == of).double()
-
-
-def _borders(p: Tensor, index: Tensor, bins: int, binning: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    if binning == "width":
-        borders = edges(bins, dtype, p.device)
-        return borders[:-1], borders[1:]
-    nothing = torch.full((bins,), math.nan, dtype=torch.float64, device=p.device)
-    low = nothing.scatter_reduce(0, index, p, "amin", include_self=False)
-    return low, nothing.scatter_reduce(0, index, p, "amax", include_self=False)
 
 
 def wilson(share: Tensor, trials: Tensor, level: float) -> tuple[Tensor, Tensor]:

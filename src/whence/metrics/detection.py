@@ -1,4 +1,4 @@
-"""How well a score tells positives from negatives: AUROC, average precision, false positive rate.
+"""How well a score separates positives from negatives: AUROC, average precision, false positive rate.
 
 Index legend: B rows of weights, P positives, M negatives; both sorted from the highest score down.
 """
@@ -12,27 +12,96 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from whence.errors import BadData, BadOption
-from whence.metrics.bootstrap import measure
+from whence.errors import BadData, BadOption, fraction
 from whence.metrics.elements import (
     ArrayLike,
     Common,
     Elements,
-    Options,
-    check_share,
+    MetricOptions,
+    as_bool,
     elements,
     finite,
-    fit,
-    read,
+    per_element,
     tensor,
-    truth,
     whole_groups,
 )
-from whence.metrics.estimate import Estimate
+from whence.metrics.intervals import SHARE, Estimate, Statistic, bootstrap
+
+
+def auroc(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
+    """Area under the ROC curve: P(positive scores above negative), ties counted half (Mann & Whitney 1947)."""
+    return Ranking.read("auroc", scores, positive, common).auroc()
+
+
+def aupr(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
+    """Average precision: Σ (R_n − R_{n−1}) P_n over thresholds, without interpolation.
+
+    It depends on the share of positives, so resamples do not keep it fixed, unlike for the other two metrics.
+    """
+    return Ranking.read("aupr", scores, positive, common).aupr(stratified=False)
+
+
+def fpr95(scores: ArrayLike, positive: ArrayLike, *, tpr: float = 0.95, **common: Unpack[Common]) -> Estimate:
+    """Share of negatives at or above the highest threshold that keeps at least ``tpr`` of the positives."""
+    fraction(tpr, "tpr", "0.95 keeps 95% of the positives", one=True)
+    return Ranking.read("fpr95", scores, positive, common).fpr(tpr)
+
+
+def detection(
+    inside: ArrayLike, outside: ArrayLike, *, tpr: float = 0.95, **common: Unpack[Common]
+) -> dict[str, Estimate]:
+    """How well uncertainty separates out-of-distribution inputs: auroc, aupr_out, aupr_in, fpr95.
+
+    Higher is more uncertain; outside is positive, except for aupr_in. ``mask``, ``weights`` and ``groups`` are pairs
+    (of inside, of outside), either of which may be None.
+    """
+    MetricOptions.read("detection", common)
+    fraction(tpr, "tpr", "0.95 keeps 95% of the positives", one=True)
+    scores, positive, joined = _joined(inside, outside, common)
+    ranking = Ranking.read("detection", scores, positive, joined)
+    return {
+        "auroc": ranking.auroc(),
+        "aupr_out": ranking.aupr("aupr_out"),
+        "aupr_in": Ranking.read("detection", -scores, ~positive, joined).aupr("aupr_in"),
+        "fpr95": ranking.fpr(tpr),
+    }
+
+
+def _joined(inside: ArrayLike, outside: ArrayLike, common: Common) -> tuple[Tensor, Tensor, Common]:
+    """Scores, whether they are from outside, and the keywords, all flattened."""
+    first = tensor(inside, "inside")
+    parts = [first, tensor(outside, "outside").to(first.device)]
+    scores = torch.cat([p.reshape(-1).double() for p in parts])
+    positive = torch.arange(len(scores), device=first.device) >= first.numel()
+    joined, groups = common.copy(), common.get("groups")
+    if (mask := common.get("mask")) is not None:
+        joined["mask"] = torch.cat(_pair(mask, "mask", parts, lambda p: torch.ones(p.numel(), dtype=torch.bool)))
+    if (weights := common.get("weights")) is not None:
+        joined["weights"] = torch.cat(_pair(weights, "weights", parts, lambda p: torch.ones(p.numel())))
+    if groups is not None or any(p.dim() > 1 and p.shape[1:].numel() > 1 for p in parts):
+        pair = (None, None) if groups is None else groups
+        ids = [whole_groups(v) for v in _pair(pair, "groups", parts, _examples)]
+        if any(v is None for v in pair) and ids[0].numel() and ids[1].numel():  # separate groups
+            ids[1] = ids[1] - ids[1].min() + ids[0].max() + 1
+        joined["groups"] = torch.cat(ids)
+    return scores, positive, joined
+
+
+def _pair(given: Any, key: str, parts: list[Tensor], default: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """One value for each score of inside and of outside, flat; ``default`` if it is None."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise BadOption(f"{key} of detection() is a pair (of inside, of outside); either may be None.")
+    pairs = zip(given, parts, strict=True)
+    return [default(p) if value is None else per_element(value, p.shape, key).cpu() for value, p in pairs]
+
+
+def _examples(scores: Tensor) -> Tensor:
+    """The example that each score belongs to."""
+    return torch.arange(len(scores)).repeat_interleave(scores.shape[1:].numel())
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Ranking:
     """Positives, then negatives, each from the highest score down."""
 
     elements: Elements
@@ -41,173 +110,91 @@ class Ranked:
     level: Tensor  # [P] negatives above it or tied with it
     tied: Tensor  # [P] last positive that is tied with it
 
+    @classmethod
+    def read(cls, metric: str, scores: ArrayLike, positive: ArrayLike, common: Common) -> Ranking:
+        """Read and check the user's arguments."""
+        given = tensor(scores, "scores")
+        is_one = tensor(positive, "positive").to(given.device)
+        if is_one.dim() == 0:
+            raise BadData("scores and positive need an example dimension: N numbers each.")
+        members = elements(is_one.shape, MetricOptions.read(metric, common), given.device)
+        value = finite(per_element(given, is_one.shape, "scores")[members.keep], "scores").double()
+        ones = as_bool(finite(is_one.reshape(-1)[members.keep], "positive"), "positive")
+        for which, name in ((ones, "positive"), (~ones, "negative")):
+            if not bool(which.any()):
+                raise BadData(f"no {name} among the {members.count} scored elements; both classes are needed.")
+        return cls.of(value, ones, members)
+
+    @classmethod
+    def of(cls, scores: Tensor, positive: Tensor, members: Elements) -> Ranking:
+        """Sort, and stratify by class."""
+        order = scores.argsort(descending=True, stable=True)
+        scores, positive = scores[order], positive[order]
+        members, order = members.sorted_by(order).split(positive)
+        count = int(positive.sum())
+        down = -scores[order]
+        own, others = down[:count].contiguous(), down[count:].contiguous()
+        return cls(
+            elements=members,
+            positives=count,
+            above=torch.searchsorted(others, own),
+            level=torch.searchsorted(others, own, right=True),
+            tied=torch.searchsorted(own, own, right=True) - 1,
+        )
+
     @property
     def trials(self) -> tuple[int, int]:
-        """Groups that hold positives, and negatives."""
+        """Numbers of groups with positives and with negatives."""
         group = self.elements.group
         if group is None:
             return self.positives, self.elements.count - self.positives
         return len(group[: self.positives].unique()), len(group[self.positives :].unique())
 
     def rows(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of positives [B, P]; cumulated weights of negatives from the top, with 0 before, [B, M + 1]."""
+        """Weights of positives [B, P]; cumulative weights of negatives from the top, starting with 0, [B, M + 1]."""
         weights = self.elements.rows(counts)
-        up = torch.nn.functional.pad(weights[:, self.positives :], (1, 0)).cumsum(1)
-        return weights[:, : self.positives], up
+        negatives = torch.nn.functional.pad(weights[:, self.positives :], (1, 0)).cumsum(1)
+        return weights[:, : self.positives], negatives
 
+    def auroc(self) -> Estimate:
+        ties = bool((self.above != self.level).any())
 
-def auroc(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
-    """Area under the ROC curve: P(positive scores above negative), ties counted half (Mann & Whitney 1947)."""
-    return _score("auroc", scores, positive, read("auroc", common), _auroc, min)
+        def area(counts: Tensor) -> Tensor:
+            weights, negatives = self.rows(counts)
+            lost = negatives.index_select(1, self.above)
+            if ties:
+                lost = (lost + negatives.index_select(1, self.level)) / 2
+            return 1 - (weights * lost).sum(1) / (weights.sum(1) * negatives[:, -1])
 
+        return self._estimate("auroc", area, min(self.trials))
 
-def aupr(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
-    """Average precision: Σ (R_n − R_{n−1}) P_n over thresholds, without interpolation.
+    def aupr(self, name: str = "aupr", stratified: bool = True) -> Estimate:
+        """Average precision; resamples that lost a class, which happens without strata, are ignored."""
+        ties = bool((self.tied[1:] == self.tied[:-1]).any())
 
-    It depends on how many are positive, so that resamples leave that free, unlike those of the other two.
-    """
-    return _score("aupr", scores, positive, read("aupr", common), _aupr, min, stratified=False)
+        def area(counts: Tensor) -> Tensor:
+            weights, negatives = self.rows(counts)
+            hits = weights.cumsum(1)
+            if ties:
+                hits = hits.index_select(1, self.tied)
+            found = hits + negatives.index_select(1, self.level)
+            precision = torch.where(hits > 0, hits / found, 0.0)
+            average = (weights * precision).sum(1) / weights.sum(1)
+            return torch.where(negatives[:, -1] > 0, average, torch.nan)
 
+        return self._estimate(name, area, min(self.trials), stratified)
 
-def fpr95(scores: ArrayLike, positive: ArrayLike, *, tpr: float = 0.95, **common: Unpack[Common]) -> Estimate:
-    """Share of negatives at or above the highest threshold that keeps at least ``tpr`` of the positives."""
-    check_share(tpr, "tpr", "0.95 keeps 95 % of the positives", closed=True)
-    return _score("fpr95", scores, positive, read("fpr95", common), lambda r: _fpr(r, tpr), lambda n: n[1])
+    def fpr(self, tpr: float) -> Estimate:
+        def rate(counts: Tensor) -> Tensor:
+            weights, negatives = self.rows(counts)
+            hits = weights.cumsum(1)
+            needed = hits[:, -1:] * (tpr * (1 - 1e-12))
+            last = torch.searchsorted(hits, needed).squeeze(1)  # [B] first positive with enough at or above it
+            at = self.level[last.clamp(max=self.positives - 1)].unsqueeze(1)
+            return negatives.gather(1, at).squeeze(1) / negatives[:, -1]
 
+        return self._estimate("fpr95", rate, self.trials[1])
 
-def detection(
-    inside: ArrayLike, outside: ArrayLike, *, tpr: float = 0.95, **common: Unpack[Common]
-) -> dict[str, Estimate]:
-    """How well uncertainty tells inputs from outside the distribution: auroc, aupr_out, aupr_in, fpr95.
-
-    Higher is more uncertain; outside is positive, but for aupr_in. ``mask``, ``weights`` and ``groups`` are pairs
-    (of inside, of outside), either of which may be None.
-    """
-    read("detection", common)
-    scores, positive, joined = _joined(inside, outside, common)
-    options = read("detection", joined)
-    return {
-        "auroc": auroc(scores, positive, **joined),
-        "aupr_out": _score("aupr_out", scores, positive, options, _aupr, min),
-        "aupr_in": _score("aupr_in", -scores, ~positive, options, _aupr, min),
-        "fpr95": fpr95(scores, positive, tpr=tpr, **joined),
-    }
-
-
-def _joined(inside: ArrayLike, outside: ArrayLike, common: Common) -> tuple[Tensor, Tensor, Common]:
-    """Scores, whether they are from outside, and the keywords, for all of them flat."""
-    first = tensor(inside, "inside")
-    parts = [first, tensor(outside, "outside").to(first.device)]
-    scores = torch.cat([p.reshape(-1).double() for p in parts])
-    positive = torch.arange(len(scores), device=first.device) >= parts[0].numel()
-    joined = common.copy()
-    for key, default in (("mask", True), ("weights", 1.0)):
-        if common.get(key) is not None:
-            pair = _pair(common[key], key)  # type: ignore[literal-required]
-            flat = [
-                torch.full((p.numel(),), default) if v is None else fit(v, p.shape, key).cpu()
-                for v, p in zip(pair, parts, strict=True)
-            ]
-            joined[key] = torch.cat(flat)  # type: ignore[literal-required]
-    if common.get("groups") is not None or any(p.dim() > 1 and p.shape[1:].numel() > 1 for p in parts):
-        given = common.get("groups")
-        pair = (None, None) if given is None else _pair(given, "groups")
-        ids = [_ids(v, p) for v, p in zip(pair, parts, strict=True)]
-        if pair[0] is None or pair[1] is None:
-            ids[1] = ids[1] - ids[1].min() + ids[0].max() + 1 if ids[0].numel() and ids[1].numel() else ids[1]
-        joined["groups"] = torch.cat(ids)
-    return scores, positive, joined
-
-
-def _pair(value: Any, key: str) -> tuple[Any, Any]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise BadOption(f"{key} of detection() is a pair (of inside, of outside); either may be None.")
-    return value[0], value[1]
-
-
-def _ids(groups: ArrayLike | None, scores: Tensor) -> Tensor:
-    if groups is not None:
-        return whole_groups(fit(groups, scores.shape, "groups")).cpu()
-    return torch.arange(len(scores)).repeat_interleave(scores.shape[1:].numel())
-
-
-def _score(
-    name: str,
-    scores: ArrayLike,
-    positive: ArrayLike,
-    options: Options,
-    core: Callable[[Ranked], Callable[[Tensor], Tensor]],
-    trials: Callable[[tuple[int, int]], int],
-    stratified: bool = True,
-) -> Estimate:
-    """Resamples without one of the classes, which only those that are not stratified can be, do not count."""
-    ranked = rank(scores, positive, options)
-    members = ranked.elements if stratified else replace(ranked.elements, sizes=(ranked.elements.groups,))
-    return measure(name, core(ranked), members, options, (0.0, 1.0), trials(ranked.trials), spread=True)
-
-
-def rank(scores: ArrayLike, positive: ArrayLike, options: Options) -> Ranked:
-    """Check, sort and stratify by class."""
-    given = tensor(scores, "scores")
-    is_one = tensor(positive, "positive").to(given.device)
-    if is_one.dim() == 0:
-        raise BadData("scores and positive need an example dimension: N numbers each.")
-    found = elements(is_one.shape, options, given.device)
-    value = finite(fit(given, is_one.shape, "scores")[found.keep], "scores").double()
-    ones = truth(finite(is_one.reshape(-1)[found.keep], "positive"), "positive")
-    for which, name in ((ones, "positive"), (~ones, "negative")):
-        if not bool(which.any()):
-            raise BadData(f"no {name} among the {found.count} elements that count; both classes are needed.")
-    order = value.argsort(descending=True, stable=True)
-    value, found, ones = value[order], found.ordered(order), ones[order]
-    found, order = found.split(ones)
-    count = int(ones.sum())
-    down = -value[order]
-    up, against = down[:count].contiguous(), down[count:].contiguous()
-    return Ranked(
-        elements=found,
-        positives=count,
-        above=torch.searchsorted(against, up),
-        level=torch.searchsorted(against, up, right=True),
-        tied=torch.searchsorted(up, up, right=True) - 1,
-    )
-
-
-def _auroc(ranked: Ranked) -> Callable[[Tensor], Tensor]:
-    ties = bool((ranked.above != ranked.level).any())
-
-    def core(counts: Tensor) -> Tensor:
-        weights, up = ranked.rows(counts)
-        lost = up.index_select(1, ranked.above)
-        if ties:
-            lost = (lost + up.index_select(1, ranked.level)) / 2
-        return 1 - (weights * lost).sum(1) / (weights.sum(1) * up[:, -1])
-
-    return core
-
-
-def _aupr(ranked: Ranked) -> Callable[[Tensor], Tensor]:
-    ties = bool((ranked.tied[1:] == ranked.tied[:-1]).any())
-
-    def core(counts: Tensor) -> Tensor:
-        weights, up = ranked.rows(counts)
-        hits = weights.cumsum(1)
-        if ties:
-            hits = hits.index_select(1, ranked.tied)
-        found = hits + up.index_select(1, ranked.level)
-        precision = torch.where(hits > 0, hits / found, 0.0)
-        area = (weights * precision).sum(1) / weights.sum(1)
-        return torch.where(up[:, -1] > 0, area, torch.nan)
-
-    return core
-
-
-def _fpr(ranked: Ranked, tpr: float) -> Callable[[Tensor], Tensor]:
-    def core(counts: Tensor) -> Tensor:
-        weights, up = ranked.rows(counts)
-        hits = weights.cumsum(1)
-        needed = hits[:, -1:] * (tpr * (1 - 1e-12))
-        last = torch.searchsorted(hits, needed).squeeze(1)  # [B] first positive with enough at or above it
-        return up.gather(1, ranked.level[last.clamp(max=ranked.positives - 1)].unsqueeze(1)).squeeze(1) / up[:, -1]
-
-    return core
+    def _estimate(self, name: str, statistic: Statistic, trials: int, stratified: bool = True) -> Estimate:
+        members = self.elements if stratified else replace(self.elements, strata=(self.elements.groups,))
+        return bootstrap(name, statistic, members, SHARE, trials, per_element=True)

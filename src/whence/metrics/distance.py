@@ -1,4 +1,4 @@
-"""How far apart two predictive distributions are, input by input: total variation and 1-Wasserstein distance.
+"""Distances between two predictive distributions for each input: total variation and 1-Wasserstein.
 
 Index legend: N inputs, E elements (an output of an input), S draws, G grid points, C classes.
 """
@@ -13,18 +13,25 @@ import torch
 from torch import Tensor
 
 from whence.errors import BadData, NotDefined, TooLarge, one_of
-from whence.metrics.bootstrap import mean
-from whence.metrics.elements import Common, elements, finite, read
-from whence.metrics.estimate import Estimate
-from whence.metrics.forecasts import Draws, Forecast, Normals, Point, Poissons
-from whence.metrics.regression import forecast
-from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction, OutputPrediction
+from whence.metrics.elements import Common, MetricOptions, elements, finite
+from whence.metrics.intervals import SHARE, Bounds, Estimate, mean
+from whence.metrics.regression import (
+    EmpiricalForecast,
+    Forecast,
+    NormalForecast,
+    PointForecast,
+    PoissonForecast,
+    forecast,
+)
+from whence.posteriors.base import Posterior, is_posterior
+from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction, OutputPrediction, Prediction
 
-PIECE = 2**17  # numbers that are held at once; few, so that they stay in the cache
-FINE = 8  # grid points to the standard deviation of a component, at least
+CHUNK = 2**17  # numbers in memory at once; few, so that they fit the cache
+FINE = 8  # smallest number of grid points per standard deviation of a component
 REACH = 9  # standard deviations around the mean of a component
-COUNTS = 2**22  # most counts that are held of one element
+COUNTS = 2**22  # largest number of counts of one element
 
+LABELS = (ClassificationPrediction, BinaryPrediction)
 Measure = Literal["total_variation", "wasserstein"]
 
 
@@ -52,18 +59,14 @@ class Distance(Estimate):
 def total_variation(prediction: Any, reference: Any, **common: Unpack[Common]) -> Distance:
     """½ ∫ |p − q| of two predictive distributions, between 0 and 1; the mean over inputs.
 
-    Of classes ½ Σ |p − q|. Of numbers, by distribution functions on a grid that is finer than the narrowest
-    component wherever there is one, cut where the densities cross.
+    For classes ½ Σ |p − q|. For numbers, from distribution functions on a grid that is finer than the narrowest
+    component everywhere, cut where the densities cross.
     """
-    options = read("total_variation", common)
-    if isinstance(prediction, (ClassificationPrediction, BinaryPrediction)):
-        values = _labels(prediction, reference)
+    if isinstance(prediction, LABELS):
+        values = _between_labels(prediction, reference)
     else:
-        values = _numbers(prediction, reference, _variation)
-    found = elements(values.shape, options, values.device)
-    clamped = values.clamp(0, 1)
-    flat = clamped.reshape(-1)[found.keep]
-    return Distance.of(mean("total_variation", flat, found, options, (0.0, 1.0)), clamped)
+        values = _between_numbers(prediction, reference, _variation)
+    return _distance("total_variation", values.clamp(0, 1), common, SHARE)
 
 
 def wasserstein(prediction: Any, reference: Any, **common: Unpack[Common]) -> Distance:
@@ -71,18 +74,20 @@ def wasserstein(prediction: Any, reference: Any, **common: Unpack[Common]) -> Di
 
     Computed as ∫ |F − G|, which is the same in one dimension.
     """
-    options = read("wasserstein", common)
-    if isinstance(prediction, (ClassificationPrediction, BinaryPrediction)):
-        raise NotDefined("classes have no distance from each other, so no Wasserstein distance; use total_variation.")
-    values = _numbers(prediction, reference, _transport)
-    found = elements(values.shape, options, values.device)
-    flat = values.reshape(-1)[found.keep]
-    return Distance.of(mean("wasserstein", flat, found, options, (0.0, math.inf)), values)
+    if isinstance(prediction, LABELS):
+        raise NotDefined("the Wasserstein distance is not defined for classes; use total_variation.")
+    return _distance("wasserstein", _between_numbers(prediction, reference, _transport), common, (0.0, math.inf))
+
+
+def _distance(name: str, values: Tensor, common: Common, bounds: Bounds) -> Distance:
+    """The mean over inputs and outputs, with its interval."""
+    members = elements(values.shape, MetricOptions.read(name, common), values.device)
+    return Distance.of(mean(name, values.reshape(-1)[members.keep], members, bounds), values)
 
 
 def distance(
-    posterior: Any,
-    reference: Any,
+    posterior: Posterior | Prediction,
+    reference: Posterior | Prediction,
     x: Any = None,
     *,
     measure: Measure | None = None,
@@ -90,31 +95,33 @@ def distance(
     generator: torch.Generator | None = None,
     **common: Unpack[Common],
 ) -> Distance:
-    """Distance between what two posteriors predict for inputs ``x``; either may also be a prediction for them.
+    """Distance between the predictions of two posteriors for inputs ``x``; either may also be a prediction.
 
     ``measure``: ``"wasserstein"`` for numbers and ``"total_variation"`` for classes by default. ``num_samples`` and
-    ``generator`` go to ``predict`` of ``posterior``; the reference, as from :func:`whence.hmc`, takes its own default.
+    ``generator`` go to ``posterior.predict``; the reference, such as :func:`whence.hmc`'s, uses its own defaults.
     """
     first = _predicted(posterior, x, num_samples, generator)
     second = _predicted(reference, x, None, None)
-    labels = isinstance(first, (ClassificationPrediction, BinaryPrediction))
-    chosen = measure or ("total_variation" if labels else "wasserstein")
-    one_of(chosen, ("total_variation", "wasserstein"), "measure")
-    return (total_variation if chosen == "total_variation" else wasserstein)(first, second, **common)
+    chosen = measure or ("total_variation" if isinstance(first, LABELS) else "wasserstein")
+    one_of(chosen, MEASURES, "measure")
+    return MEASURES[chosen](first, second, **common)
+
+
+MEASURES = {"total_variation": total_variation, "wasserstein": wasserstein}
 
 
 def _predicted(given: Any, x: Any, num_samples: int | None, generator: torch.Generator | None) -> Any:
-    if not hasattr(given, "predict"):
+    if not is_posterior(given):
         return given
     if x is None:
         raise BadData(f"a {type(given).__name__} predicts for inputs: pass x, such as a grid of them.")
     return given.predict(x, num_samples=num_samples, generator=generator)
 
 
-def _labels(prediction: Any, reference: Any) -> Tensor:
+def _between_labels(prediction: Any, reference: Any) -> Tensor:
     """½ Σ_c |p − q| of each example (and position); |p − q| of each binary label."""
     if type(prediction) is not type(reference):
-        raise BadData(f"a {type(prediction).__name__} cannot be held against a {type(reference).__name__}.")
+        raise BadData(f"a {type(prediction).__name__} cannot be compared with a {type(reference).__name__}.")
     p, q = (finite(v.probs.detach().double(), "probabilities") for v in (prediction, reference))
     _same_shape(p, q)
     off = (p - q.to(p.device)).abs()
@@ -126,58 +133,55 @@ def _same_shape(p: Tensor, q: Tensor) -> None:
         raise BadData(f"predictions of shapes {tuple(p.shape)} and {tuple(q.shape)} are not for the same inputs.")
 
 
-Between = Callable[[Forecast, Forecast], Tensor]
-
-
-def _numbers(prediction: Any, reference: Any, between: Between) -> Tensor:
+def _between_numbers(prediction: Any, reference: Any, between: Callable[[Forecast, Forecast], Tensor]) -> Tensor:
     """Distances in the shape of the means."""
-    shapes = [_means(p) for p in (prediction, reference)]
-    _same_shape(*shapes)
-    shape, device = shapes[0].shape, shapes[0].device
-    keep = torch.arange(shape.numel(), device=device)
+    means = [_means(p) for p in (prediction, reference)]
+    _same_shape(*means)
+    shape = means[0].shape
+    keep = torch.arange(shape.numel(), device=means[0].device)
     first, second = _forecast(prediction, keep, shape), _forecast(reference, keep, shape)
-    if (isinstance(first, Poissons)) != (isinstance(second, Poissons)):
-        raise BadData("a prediction of counts cannot be held against one of real numbers.")
+    if isinstance(first, PoissonForecast) != isinstance(second, PoissonForecast):
+        raise BadData("a prediction of counts cannot be compared with one of real numbers.")
     return between(first, second).reshape(shape)
 
 
 def _means(prediction: Any) -> Tensor:
     found = getattr(prediction, "mean", None)
     if not isinstance(found, Tensor):
-        raise BadData(f"a {type(prediction).__name__} is no prediction; pass what posterior.predict(x) returns.")
+        raise BadData(f"pass posterior.predict(x), not a {type(prediction).__name__}.")
     return found
 
 
 def _forecast(prediction: Any, keep: Tensor, shape: torch.Size) -> Forecast:
     if isinstance(prediction, OutputPrediction) and prediction.samples is not None:
         draws = prediction.samples.detach().double().flatten(1)
-        return Draws(draws.mean(0), draws)
+        return EmpiricalForecast(draws.mean(0), draws)
     return forecast(prediction, keep, shape)
 
 
 def _variation(first: Forecast, second: Forecast) -> Tensor:
     """Total variation of each element, [E]."""
-    if isinstance(first, Poissons) and isinstance(second, Poissons):
+    if isinstance(first, PoissonForecast) and isinstance(second, PoissonForecast):
         return torch.stack([off.diff(prepend=off.new_zeros(1)).abs().sum() / 2 for _, off in _counts(first, second)])
-    if not (isinstance(first, Normals) and isinstance(second, Normals)):
-        kind = first.kind if not isinstance(first, Normals) else second.kind
+    if not (isinstance(first, NormalForecast) and isinstance(second, NormalForecast)):
+        kind = first.kind if not isinstance(first, NormalForecast) else second.kind
         raise NotDefined(f"{kind} have no density, so no total variation; use wasserstein.")
     return _over_grid(first, second, cumulative)
 
 
 def _transport(first: Forecast, second: Forecast) -> Tensor:
     """1-Wasserstein distance of each element, [E]."""
-    if isinstance(first, Poissons) and isinstance(second, Poissons):
+    if isinstance(first, PoissonForecast) and isinstance(second, PoissonForecast):
         return torch.stack([(off[:-1].abs() * at.diff()).sum() for at, off in _counts(first, second)])
-    if isinstance(first, (Draws, Point)) and isinstance(second, (Draws, Point)):
+    if isinstance(first, (EmpiricalForecast, PointForecast)) and isinstance(second, (EmpiricalForecast, PointForecast)):
         return empirical(_atoms(first), _atoms(second))
-    if not (isinstance(first, Normals) and isinstance(second, Normals)):
-        raise BadData(f"{first.kind} cannot be held against {second.kind}.")
+    if not (isinstance(first, NormalForecast) and isinstance(second, NormalForecast)):
+        raise BadData(f"{first.kind} cannot be compared with {second.kind}.")
     return _over_grid(first, second, integrated)
 
 
 def _atoms(given: Forecast) -> Tensor:
-    return given.draws if isinstance(given, Draws) else given.mean.unsqueeze(0)
+    return given.draws if isinstance(given, EmpiricalForecast) else given.mean.unsqueeze(0)
 
 
 def cumulative(at: Tensor, centre: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,10 +200,10 @@ def integrated(at: Tensor, centre: Tensor, std: Tensor) -> tuple[Tensor, Tensor]
 Function = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _over_grid(first: Normals, second: Normals, function: Function) -> Tensor:
+def _over_grid(first: NormalForecast, second: NormalForecast, function: Function) -> Tensor:
     """∫ |d| of each element [E], d being a difference of densities (halved) or of distribution functions.
 
-    With D = ∫ d known in closed form, Σ |ΔD| over cells is exact where d keeps its sign in a cell; so cells are cut
+    With D = ∫ d known in closed form, Σ |ΔD| over cells is exact if d keeps its sign in a cell; so cells are split
     where it changes, by linear interpolation.
     """
     halve = 0.5 if function is cumulative else 1.0
@@ -218,7 +222,7 @@ def _over_grid(first: Normals, second: Normals, function: Function) -> Tensor:
     return torch.stack(found)
 
 
-def _components(given: Normals, e: int) -> tuple[Tensor, Tensor]:
+def _components(given: NormalForecast, e: int) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of the mixture of element ``e``, [S] each."""
     centre = given.means[:, e]
     return centre, given.variances[:, e].sqrt().expand_as(centre)
@@ -240,7 +244,7 @@ def _grid(centre: Tensor, std: Tensor) -> Tensor:
 
 
 def _covered(low: Tensor, high: Tensor) -> Tensor:
-    """Whole numbers from ``low`` to ``high`` of any span, sorted, [G]; spans that meet are joined first."""
+    """Whole numbers from ``low`` to ``high`` of any span, sorted, [G]; overlapping spans are joined first."""
     order = low.argsort()
     low, high = low[order], high[order].cummax(0).values
     new = torch.ones_like(low, dtype=torch.bool)
@@ -252,7 +256,7 @@ def _covered(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _difference(parts: list[tuple[Tensor, Tensor]], grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
-    """Of two mixtures, in ``function`` and in its derivative, at sorted points, [G] each."""
+    """The difference of two mixtures in ``function`` and in its derivative, at sorted points, [G] each."""
     (a, da), (b, db) = (_mixture(m, s, grid, function) for m, s in parts)
     return a - b, da - db
 
@@ -260,7 +264,7 @@ def _difference(parts: list[tuple[Tensor, Tensor]], grid: Tensor, function: Func
 def _mixture(centre: Tensor, std: Tensor, grid: Tensor, function: Function) -> tuple[Tensor, Tensor]:
     """The means of ``function`` and of its derivative over the components, [G] each.
 
-    A component is evaluated in its reach only; beyond it F = 1, and ∫ F = x − μ.
+    A component is evaluated only within its reach; beyond it F = 1, and ∫ F = x − μ.
     """
     total, slope = torch.zeros_like(grid), torch.zeros_like(grid)
     first, last = (torch.searchsorted(grid, centre + sign * REACH * std, right=sign > 0) for sign in (-1, 1))
@@ -278,13 +282,13 @@ def _mixture(centre: Tensor, std: Tensor, grid: Tensor, function: Function) -> t
 
 
 def _reached(first: Tensor, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of a component and a grid point in its reach, first ≤ point < last, some PIECE at once."""
+    """Pairs of a component and a grid point in its reach, first ≤ point < last, about CHUNK at once."""
     lengths = last - first
     ends = lengths.cumsum(0)
     start = 0
     while start < len(lengths):
         done = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(torch.searchsorted(ends, done + PIECE, right=True)))
+        stop = max(start + 1, int(torch.searchsorted(ends, done + CHUNK, right=True)))
         each = lengths[start:stop]
         rows = torch.arange(start, stop, device=first.device).repeat_interleave(each)
         inside = torch.arange(len(rows), device=first.device) - (ends[rows] - lengths[rows] - done)
@@ -293,13 +297,13 @@ def _reached(first: Tensor, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _steps(at: Tensor, height: Tensor, size: int) -> Tensor:
-    """Σ of the heights of the components that lie wholly below each grid point, [G]."""
+    """Σ of the heights of the components that are entirely below each grid point, [G]."""
     jumps = torch.zeros(size + 1, dtype=torch.float64, device=at.device)
     return jumps.index_add_(0, at, height.double()).cumsum(0)[:-1]
 
 
-def _counts(first: Poissons, second: Poissons) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each element the counts [G] within some nine standard deviations of any rate, and F − G there."""
+def _counts(first: PoissonForecast, second: PoissonForecast) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each element, the counts [G] within about nine standard deviations of any rate, and F − G there."""
     for e in range(first.rates.shape[1]):
         rates = [first.rates[:, e].double(), second.rates[:, e].double()]
         spans = [_span(rate) for rate in rates]
@@ -308,7 +312,7 @@ def _counts(first: Poissons, second: Poissons) -> Iterator[tuple[Tensor, Tensor]
         if not needed <= COUNTS:
             raise TooLarge(
                 f"the distance of counts with rates up to {float(torch.cat(rates).max()):.3g} needs up to {needed:.3g} "
-                f"counts of one element (limit {COUNTS:,}). Count in larger units, or pass fewer draws."
+                f"counts of one element (limit {COUNTS:,}). Use larger units, or fewer draws."
             )
         at = _covered(low, high)
         f, g = (_poisson(rate, *span, at) for rate, span in zip(rates, spans, strict=True))
@@ -316,7 +320,7 @@ def _counts(first: Poissons, second: Poissons) -> Iterator[tuple[Tensor, Tensor]
 
 
 def _span(rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts beyond which a Poisson variable does not go, [S] each."""
+    """Range of the counts of a Poisson variable, [S] each."""
     away = REACH * rate.sqrt() + 40
     return (rate - away).floor().clamp(min=0), (rate + away).ceil()
 

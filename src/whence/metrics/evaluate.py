@@ -1,7 +1,8 @@
-"""All metrics that suit a prediction, in one go."""
+"""Metrics for any kind of prediction: the log loss, and all applicable metrics at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -11,18 +12,58 @@ from torch.distributions import Distribution
 
 from whence.errors import BadData, BadOption, NotDefined, one_of
 from whence.metrics.calibration import classwise_ece, ece, mce
-from whence.metrics.classification import accuracy, brier
-from whence.metrics.detection import aupr, auroc, detection
-from whence.metrics.elements import LABEL_KEYWORDS, ArrayLike, ForLabels, Options, fit, read, squeezed, tensor, truth
-from whence.metrics.estimate import Estimate
-from whence.metrics.labels import is_binary
-from whence.metrics.loss import nll, predicts_labels, refuse_class_keywords
-from whence.metrics.regression import coverage, crps, interval_score, is_pair, mae, rmse, width
+from whence.metrics.classification import accuracy, brier, is_binary, read_labels
+from whence.metrics.detection import Ranking, detection
+from whence.metrics.elements import (
+    LABEL_KEYWORDS,
+    ArrayLike,
+    Elements,
+    ForLabels,
+    MetricOptions,
+    as_bool,
+    elements,
+    per_element,
+    squeezed,
+    tensor,
+)
+from whence.metrics.intervals import Estimate, mean
+from whence.metrics.regression import coverage, crps, interval_score, is_pair, mae, read_numbers, rmse, width
 from whence.metrics.selective import aurc, selective_accuracy
-from whence.metrics.tables import frame, text
-from whence.predictive.predictions import BinaryPrediction, OutputPrediction, binary_entropy, entropy_of
+from whence.predictive.predictions import (
+    BinaryPrediction,
+    ClassificationPrediction,
+    OutputPrediction,
+    binary_entropy,
+    entropy_of,
+)
+from whence.tables import Table, text
 
 Metric = Callable[..., Estimate]
+
+
+def nll(prediction: Any, targets: ArrayLike, **common: Unpack[ForLabels]) -> Estimate:
+    """Mean negative log likelihood of the targets, in nats.
+
+    For probabilities −log p; for a regression its normal density or the mixture over draws; for a count
+    prediction the mixture of Poissons; for a distribution −log_prob.
+    """
+    if predicts_labels(prediction, targets, MetricOptions.read("nll", common, labels=True)):
+        found = read_labels("nll", prediction, targets, common)
+        return mean("nll", found.log_losses(), found.elements, (0.0, math.inf))
+    forecast, y, members = read_numbers("nll", prediction, targets, _without_classes(common))
+    losses = forecast.log_losses(y)
+    if not bool(torch.isfinite(losses).all()):
+        raise BadData(f"{int((~torch.isfinite(losses)).sum())} of {len(y)} targets have density 0: nll is infinite.")
+    return mean("nll", losses, members)
+
+
+def _without_classes(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords for predicted numbers; those about classes are refused."""
+    for key, remedy in (("class_weights", "weights="), ("ignore_index", "mask=")):
+        if common.get(key) is not None:
+            raise BadOption(f"{key} applies only to classes; for predicted numbers pass {remedy}.")
+    return {key: value for key, value in common.items() if key not in LABEL_KEYWORDS}
+
 
 OF_LABELS: dict[str, Metric] = {
     "accuracy": accuracy,
@@ -43,7 +84,6 @@ OF_NUMBERS: dict[str, Metric] = {
     "width": width,
     "interval_score": interval_score,
 }
-OF_BINARY: dict[str, Metric] = {"auroc": auroc, "aupr": aupr}
 
 
 class Scores(Mapping[str, Estimate]):
@@ -54,7 +94,7 @@ class Scores(Mapping[str, Estimate]):
 
     def __getitem__(self, name: str) -> Estimate:
         if name not in self._scores:
-            raise KeyError(f"{name!r} was not evaluated; there are {', '.join(self._scores)}.")
+            raise KeyError(f"{name!r} was not evaluated; evaluated: {', '.join(self._scores)}.")
         return self._scores[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -69,17 +109,16 @@ class Scores(Mapping[str, Estimate]):
 
     def to_pandas(self) -> Any:
         """A ``pandas.DataFrame`` with columns metric, value, low, high, count."""
-        scores = list(self._scores.values())
-        columns: dict[str, list[Any]] = {"metric": list(self._scores), "value": [float(s) for s in scores]}
-        columns |= {"low": [s.low for s in scores], "high": [s.high for s in scores]}
-        return frame(columns | {"count": [s.count for s in scores]})
+        rows = [score.to_dict() for score in self._scores.values()]
+        columns = {key: [row[key] for row in rows] for key in ("value", "low", "high", "count")}
+        return Table({"metric": list(self._scores), **columns}).to_pandas()
 
     def __repr__(self) -> str:
         rows = []
         for name, score in self._scores.items():
             value, _, interval = str(score).partition(" ")
             rows.append([name, value, interval, f"{score.count:,}"])
-        level = next((f"{100 * s.level:g} % interval" for s in self._scores.values()), "interval")
+        level = next((f"{100 * s.level:g}% interval" for s in self._scores.values()), "interval")
         return text(["metric", "value", level, "count"], rows)
 
 
@@ -91,59 +130,49 @@ def evaluate(
     ood: Any = None,
     **common: Unpack[ForLabels],
 ) -> Scores:
-    """Score a prediction by all metrics that suit it, or by those named in ``metrics``.
+    """Score a prediction by all applicable metrics, or by those named in ``metrics``.
 
-    ``ood``: a prediction of the same kind for inputs from elsewhere; adds how well entropy (of numbers: variance)
-    and epistemic uncertainty, where there is one, tell them apart.
+    ``ood``: a prediction of the same kind for out-of-distribution inputs; adds how well entropy (for numbers: variance)
+    and epistemic uncertainty, if available, separate the two.
     """
-    options = read("evaluate", common, labels=True)
-    of_labels = _is_labels(prediction, targets, options)
-    known = _suited(prediction, targets, of_labels)
+    labels = _are_labels(prediction, targets, MetricOptions.read("evaluate", common, labels=True))
+    known = _label_metrics(prediction, targets) if labels else _number_metrics(prediction, targets)
+    keywords: dict[str, Any] = dict(common) if labels else _without_classes(common)
     if isinstance(metrics, str):
         raise BadOption(f"metrics={metrics!r} is one name; pass a list: [{metrics!r}].")
     names = list(known) if metrics is None else [one_of(name, known, "metric of this prediction") for name in metrics]
-    keywords: dict[str, Any] = dict(common)
-    if not of_labels:
-        refuse_class_keywords(common)
-        keywords = {key: value for key, value in keywords.items() if key not in LABEL_KEYWORDS}
     scores: dict[str, Estimate] = {}
     for name in names:
         try:
-            if name in OF_BINARY:
-                scores[name] = _ranking(name, prediction, targets, options)
-            else:
-                scores[name] = known[name](prediction, targets, **keywords)
+            scores[name] = known[name](prediction, targets, **keywords)
         except (NotDefined, _OneClass):
             if metrics is not None:
                 raise
     if ood is not None:
-        scores |= _outside(prediction, ood, targets, options, of_labels)
+        scores |= _separation(prediction, ood, targets, labels, keywords)
     return Scores(scores)
 
 
-def _suited(prediction: Any, targets: ArrayLike, of_labels: bool) -> dict[str, Metric]:
-    """The metrics that the kind of prediction allows."""
-    if of_labels:
-        return OF_LABELS | OF_BINARY if _binary(prediction, targets) else OF_LABELS
-    if is_pair(prediction):
-        return {name: OF_NUMBERS[name] for name in ("coverage", "width", "interval_score")}
-    if isinstance(prediction, Distribution) or hasattr(prediction, "aleatoric"):
-        return OF_NUMBERS
-    if isinstance(prediction, OutputPrediction) or _is_point(prediction, targets):
-        return {name: OF_NUMBERS[name] for name in ("rmse", "mae")}
-    return {name: metric for name, metric in OF_NUMBERS.items() if name != "nll"}
+# Kinds of predictions
 
 
-def _is_point(prediction: Any, targets: ArrayLike) -> bool:
-    return squeezed(tensor(prediction, "predictions").shape) == squeezed(tensor(targets, "targets").shape)
+def predicts_labels(prediction: Any, targets: ArrayLike, options: MetricOptions) -> bool:
+    """Whether a prediction is of labels, by its type or, for a tensor, its shape."""
+    if isinstance(prediction, (ClassificationPrediction, BinaryPrediction)):
+        return True
+    if isinstance(prediction, Distribution) or hasattr(prediction, "epistemic"):
+        return False
+    given, truth = tensor(prediction, "predictions"), tensor(targets, "targets")
+    if given.dim() == 0 or is_binary(given, truth):
+        return True
+    dim, wanted = options.class_dim, squeezed(truth.shape)
+    if -given.dim() <= dim < given.dim() and squeezed(given.movedim(dim, -1).shape[:-1]) == wanted:
+        return True
+    return squeezed(given.shape[1:]) != wanted
 
 
-class _OneClass(BadData):
-    """Binary targets of one class only."""
-
-
-def _is_labels(prediction: Any, targets: ArrayLike, options: Options) -> bool:
-    """As for nll; but numbers in the targets' shape are labels only if they look like it."""
+def _are_labels(prediction: Any, targets: ArrayLike, options: MetricOptions) -> bool:
+    """As for nll, but numbers in the targets' shape are labels only if they look like labels."""
     if is_pair(prediction) or not predicts_labels(prediction, targets, options):
         return False
     if not isinstance(prediction, (Tensor, list)) and not hasattr(prediction, "__array__"):
@@ -151,95 +180,114 @@ def _is_labels(prediction: Any, targets: ArrayLike, options: Options) -> bool:
     given, y = tensor(prediction, "predictions"), tensor(targets, "targets")
     if not y.is_floating_point() or not is_binary(given, y):
         return True
-    counted = _counted(y, options)
-    y, given = y[counted], given.reshape(counted.shape)[counted]
+    scored = y != options.ignore_index
+    if options.mask is not None:
+        scored &= as_bool(per_element(options.mask, y.shape, "mask"), "mask").reshape(y.shape).to(y.device)
+    y, given = y[scored], given.reshape(scored.shape)[scored]
     return bool(((y == 0) | (y == 1)).all()) and bool(((given >= 0) & (given <= 1)).all())
 
 
-def _binary(prediction: Any, targets: ArrayLike) -> bool:
-    if isinstance(prediction, BinaryPrediction):
-        return True
+def _label_metrics(prediction: Any, targets: ArrayLike) -> dict[str, Metric]:
+    if _are_binary(prediction, targets):
+        return OF_LABELS | {"auroc": _binary_auroc, "aupr": _binary_aupr}
+    return OF_LABELS
+
+
+def _are_binary(prediction: Any, targets: ArrayLike) -> bool:
     if hasattr(prediction, "probs"):
-        return False
+        return isinstance(prediction, BinaryPrediction)
     return is_binary(tensor(prediction, "probabilities"), tensor(targets, "targets"))
 
 
-def _probs(prediction: Any) -> Tensor:
-    return tensor(prediction.probs if hasattr(prediction, "probs") else prediction, "probabilities")
+def _number_metrics(prediction: Any, targets: ArrayLike) -> dict[str, Metric]:
+    names: Sequence[str]
+    if is_pair(prediction):
+        names = ("coverage", "width", "interval_score")
+    elif isinstance(prediction, Distribution) or hasattr(prediction, "aleatoric"):
+        names = tuple(OF_NUMBERS)
+    elif isinstance(prediction, OutputPrediction) or _is_point(prediction, targets):
+        names = ("rmse", "mae")
+    else:  # draws have no density
+        names = [name for name in OF_NUMBERS if name != "nll"]
+    return {name: OF_NUMBERS[name] for name in names}
 
 
-def _ranking(name: str, prediction: Any, targets: ArrayLike, options: Options) -> Estimate:
-    """AUROC or average precision of the probability of 1."""
-    probs = _probs(prediction)
-    y = tensor(targets, "targets").to(probs.device)
-    counted = _counted(y, options)
-    ones = truth(torch.where(counted, y, 0), "targets")
-    weights = fit(options.weights if options.weights is not None else torch.ones(y.shape), y.shape, "weights")
-    weights = weights.to(y.device, torch.float64).reshape(y.shape)
-    if options.class_weights is not None:
-        weights = weights * tensor(options.class_weights, "class_weights").to(weights)[ones.long()]
-    left = ones[counted & (weights > 0)]
-    if not (bool(left.any()) and bool((~left).any())):
-        raise _OneClass(f"{name} needs targets of both classes; there is one among {left.numel()}.")
-    keywords = {"groups": options.groups, "resamples": options.resamples, "level": options.level, "seed": options.seed}
-    return OF_BINARY[name](probs.reshape(y.shape), ones, mask=counted, weights=weights, **keywords)
+def _is_point(prediction: Any, targets: ArrayLike) -> bool:
+    return squeezed(tensor(prediction, "predictions").shape) == squeezed(tensor(targets, "targets").shape)
 
 
-def _counted(y: Tensor, options: Options) -> Tensor:
-    """Neither masked nor ignored, in the shape of the targets."""
-    counted = y != options.ignore_index
-    if options.mask is None:
-        return counted
-    return counted & truth(fit(options.mask, y.shape, "mask"), "mask").reshape(y.shape).to(y.device)
+# Rankings
 
 
-def _outside(prediction: Any, ood: Any, targets: ArrayLike, options: Options, of_labels: bool) -> dict[str, Estimate]:
-    """How well uncertainty tells the two apart; only elements that count stand for the inside."""
-    y = tensor(targets, "targets")
-    counted = _counted(y, options) if of_labels or options.mask is not None else None
-    common: dict[str, Any] = {"resamples": options.resamples, "level": options.level, "seed": options.seed}
+class _OneClass(BadData):
+    """Binary targets of one class only."""
 
-    def pair(of_inside: Any) -> tuple[Any, None] | None:
-        return None if of_inside is None else (of_inside, None)
 
-    weights = _class_weighted(y, counted, options) if options.class_weights is not None else options.weights
-    common |= {"mask": pair(counted), "weights": pair(weights), "groups": pair(options.groups)}
-    if of_labels:
-        binary = _binary(prediction, targets)
-        totals = [_entropy(p, binary, options) for p in (prediction, ood)]
+def _binary_auroc(prediction: Any, targets: ArrayLike, **common: Any) -> Estimate:
+    return _binary_ranking("auroc", prediction, targets, common).auroc()
+
+
+def _binary_aupr(prediction: Any, targets: ArrayLike, **common: Any) -> Estimate:
+    return _binary_ranking("aupr", prediction, targets, common).aupr(stratified=False)
+
+
+def _binary_ranking(name: str, prediction: Any, targets: ArrayLike, common: Mapping[str, Any]) -> Ranking:
+    """Ranking by the probability of 1."""
+    found = read_labels(name, prediction, targets, common)
+    ones = found.truth == 1
+    if bool(ones.all()) or not bool(ones.any()):
+        raise _OneClass(f"{name} needs targets of both classes; all {len(ones):,} are of one.")
+    return Ranking.of(found.column(1), ones, found.elements)
+
+
+def _separation(
+    prediction: Any, ood: Any, targets: ArrayLike, labels: bool, common: Mapping[str, Any]
+) -> dict[str, Estimate]:
+    """How well uncertainty separates the two; only scored elements count as inside."""
+    options = MetricOptions.read("evaluate", common, labels=True)
+    if labels:
+        members = read_labels("evaluate", prediction, targets, common).elements
+        binary = _are_binary(prediction, targets)
+        inside, outside = (_entropy(p, binary, options) for p in (prediction, ood))
     else:
-        totals = [_uncertainty(p) for p in (prediction, ood)]
-    found = detection(*totals, **common)
+        y = tensor(targets, "targets")
+        members = elements(y.shape, options, y.device)
+        inside, outside = _variance(prediction), _variance(ood)
+    found = _detection(inside, outside, members)
     scores = {"ood_auroc": found["auroc"], "ood_aupr": found["aupr_out"], "ood_fpr95": found["fpr95"]}
-    inside, outside = _epistemic(prediction), _epistemic(ood)
-    if inside is not None and outside is not None:
-        scores["ood_auroc_epistemic"] = detection(inside, outside, **common)["auroc"]
+    own, other = _epistemic(prediction), _epistemic(ood)
+    if own is not None and other is not None:
+        scores["ood_auroc_epistemic"] = _detection(own, other, members)["auroc"]
     return scores
 
 
-def _class_weighted(y: Tensor, counted: Tensor | None, options: Options) -> Tensor:
-    """Weights of the elements times those of their true classes."""
-    per_class = tensor(options.class_weights, "class_weights").double()
-    index = torch.where(counted, y, 0).long() if counted is not None else y.long()
-    weights = (
-        torch.ones(y.shape) if options.weights is None else fit(options.weights, y.shape, "weights").reshape(y.shape)
+def _detection(inside: Tensor, outside: Tensor, members: Elements) -> dict[str, Estimate]:
+    """Detection with the weights and groups of the scored elements; outside ones have weight 1."""
+    options, device = members.options, members.keep.device
+    return detection(
+        inside.to(device).reshape(-1)[members.keep],
+        outside,
+        weights=(members.weights, None),
+        groups=None if members.group is None else (members.group, None),
+        resamples=options.resamples,
+        level=options.level,
+        seed=options.seed,
     )
-    return weights.double().to(y.device) * per_class.to(y.device)[index]
 
 
-def _entropy(prediction: Any, binary: bool, options: Options) -> Tensor:
+def _entropy(prediction: Any, binary: bool, options: MetricOptions) -> Tensor:
     if hasattr(prediction, "entropy"):
         return tensor(prediction.entropy, "entropy")
     probs = tensor(prediction, "probabilities").double()
     return binary_entropy(probs) if binary else entropy_of(probs, options.class_dim)
 
 
-def _uncertainty(prediction: Any) -> Tensor:
+def _variance(prediction: Any) -> Tensor:
     if isinstance(prediction, Distribution) or hasattr(prediction, "epistemic"):
         return tensor(prediction.variance, "variance")
     draws = tensor(prediction, "draws").double()
     if draws.dim() < 2:
-        raise BadOption("ood= needs uncertainties; point predictions have none.")
+        raise BadOption("ood= needs uncertainties, which point predictions do not have.")
     return draws.var(0)
 
 

@@ -1,25 +1,137 @@
-"""What every posterior can be asked, whatever it was inferred by."""
+"""What every posterior can be asked, whatever it was inferred by.
+
+Audits, comparisons, figures and the command use only what is declared here. A posterior that cannot answer refuses
+with ``NotDefined`` and the reason.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 import torch
 from torch import Tensor, nn
 
-from whence.errors import NotDefined
+from whence.engine.batches import Inputs
+from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
-from whence.predictive.predictions import JointPrediction, Prediction
+from whence.predictive.predictions import JointPrediction, P_co
+from whence.predictive.sampled import FunctionDraws
+from whence.predictive.sources import Source
+from whence.recording.blocks import Block, GradientSource, Param, owner_of
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace.posterior import Laplace
+    from whence.where.novelty import Reference
+    from whence.where.where import Where
 
 
-class Posterior(ABC):
+PERMUTED = (
+    "the {members} have no common weight coordinates (units may be permuted), so there is no table of weights, units "
+    "or shares; ask .activations."
+)
+COMPARED = 20  # draws whose layers are compared with each other
+
+
+@dataclass(frozen=True)
+class LayerStructure:
+    """How a layer's covariance is kept, and why; one entry of ``posterior.structures``."""
+
+    kind: str  # class of the module
+    parameters: int
+    structure: str
+    reason: str = ""  # why it is not the one that was asked for; empty where it is
+    memory: int = 0  # bytes of its sums and their decomposition, where it is a Laplace posterior
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A posterior in a few plain values, for tables and records; None where it has no such thing."""
+
+    structure: str | None = None
+    curvature: str | None = None
+    prior_precision: float | None = None
+    prior: str | None = None
+    data_scale: float | None = None
+    tuned_on: str = "nothing"
+    log_evidence: float | None = None
+    examples: float | None = None  # training inputs, and how well it fits them
+    accuracy: float | None = None
+    confidence: float | None = None
+
+
+class Posterior(ABC, Generic[P_co]):
     """A distribution over functions; nothing that is asked of it changes it."""
 
-    likelihood: Likelihood
+    kind: ClassVar[str]  # in files
+    over_weights: ClassVar[bool] = False  # whether weights have a mean and a variance
+    at_trained_weights: ClassVar[bool] = True  # whether ``snapshots`` have the weights that were given
+    has_curvature: ClassVar[bool] = False  # whether shares, novelty and evidence have closed forms
+    probe: tuple[Inputs, Tensor] | None = None  # one training example, where it is kept
+    reference: Reference | None = None  # inputs that novelty is measured relative to, from tuning
+
+    if TYPE_CHECKING:  # fields or properties of every posterior
+
+        @property
+        def likelihood(self) -> Likelihood: ...
+
+        @property
+        def output_shape(self) -> tuple[int, ...] | None:
+            """Of one example; None before any input was seen."""
+
+        @property
+        def default_draws(self) -> int:
+            """Draws behind a sampled prediction."""
+
+    # What it is
+
+    @abstractmethod
+    def networks(self) -> list[nn.Module]:
+        """The plain networks that a file belongs to: one, or the members of an ensemble."""
+
+    @property
+    @abstractmethod
+    def snapshots(self) -> tuple[Network, ...]:
+        """The networks that it predicts with: one, at the mean of the weights, or the members."""
+
+    @abstractmethod
+    def layers(self) -> dict[str, list[str]]:
+        """Layer → its parameters that the posterior is over, in the network's order."""
+
+    @property
+    def structures(self) -> dict[str, LayerStructure]:
+        """How the covariance of each layer is kept, and why."""
+        return layer_structures(self.snapshots[0], self.layers(), lambda _: self.kind)
+
+    def names(self) -> list[str]:
+        """Parameters that the posterior is over, in the network's order."""
+        chosen = {name for names in self.layers().values() for name in names}
+        return [name for name in self.snapshots[0].params if name in chosen]
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights that the posterior is over."""
+        params = self.snapshots[0].params
+        return sum(params[name].numel() for name in self.names())
+
+    @property
+    def default_method(self) -> Literal["linearised", "sampled"]:
+        """How it predicts unless asked otherwise."""
+        return "sampled"
+
+    def summary(self) -> Summary:
+        """In a few values."""
+        return Summary()
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Tells posteriors apart that read the same."""
+
+    # What it answers
 
     @abstractmethod
     def predict(
@@ -31,16 +143,65 @@ class Posterior(ABC):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         joint: bool = False,
-    ) -> Prediction | JointPrediction:
+    ) -> P_co | JointPrediction:
         """The prediction for inputs or a loader; what a posterior cannot answer is refused with ``NotDefined``."""
 
     @abstractmethod
-    def where(self, x: Any = None, *, measure: Any = "variance") -> Any:
+    def where(self, x: Any = None, *, measure: Any = "variance", probes: Any = "auto", at: Any = None) -> Where:
         """Where in the network the uncertainty is, as far as that has a meaning for this posterior."""
 
     @abstractmethod
-    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> Sequence[Callable[[Any], Tensor]]:
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> FunctionDraws:
         """Functions x → raw outputs."""
+
+    @abstractmethod
+    def sources(
+        self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> list[Source]:
+        """Draws of the outputs, fixed once, whose average ``predict`` gives with the same options."""
+
+    def comparable(self) -> list[nn.Module]:
+        """Plain networks whose layers can be compared: the members of an ensemble, or some draws."""
+        return self.draw(COMPARED, generator=torch.Generator().manual_seed(0)).modules()
+
+    def as_laplace(self, what: str) -> Laplace[P_co]:
+        """Itself, where it is a Laplace posterior; ``what`` needs one."""
+        raise NotDefined(f"{what} needs the curvature of a Laplace posterior; this is a {type(self).__name__}.")
+
+    def as_weights(self, what: str) -> WeightPosterior[P_co]:
+        """Itself, where it is a posterior over weights; ``what`` needs one."""
+        raise NotDefined(
+            f"{what} needs a posterior over weights, and this is a {type(self).__name__}: {self.no_weights}"
+        )
+
+    # Weights
+
+    def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Parameter name → draws [S, *shape]."""
+        raise NotDefined(self.no_weights)
+
+    def mean(self) -> dict[str, Tensor]:
+        """Parameter name → mean."""
+        raise NotDefined(self.no_weights)
+
+    def variance(self) -> dict[str, Tensor]:
+        """Parameter name → marginal variance."""
+        raise NotDefined(self.no_weights)
+
+    def covariance(self) -> Tensor:
+        """Dense, in the order of ``torch.nn.utils.parameters_to_vector``."""
+        raise NotDefined(self.no_weights)
+
+    def prior_variance(self) -> dict[str, Tensor]:
+        """Parameter name → variance under the prior; refused where there is no Gaussian prior."""
+        raise NotDefined(f"a {type(self).__name__} has no Gaussian prior over its weights.")
+
+    @property
+    def no_weights(self) -> str:
+        """Why there is no distribution of weights; empty where there is one."""
+        return ""
+
+    # Keeping
 
     @abstractmethod
     def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
@@ -51,35 +212,110 @@ class Posterior(ABC):
         """Write it to one safetensors file."""
 
     @abstractmethod
-    def to(self, *args: Any, **kwargs: Any) -> Posterior:
+    def to(self, *args: Any, **kwargs: Any) -> Posterior[P_co]:
         """A copy on another device or in another floating-point type."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies go through the file format, beside the plain networks."""
+        from whence.io import from_bytes, to_bytes
 
-class WeightPosterior(Posterior):
-    """A posterior over weights."""
+        return from_bytes, (to_bytes(self), self.networks(), self.likelihood)
 
-    network: Network  # the snapshot that it was made of
 
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Bayesian parameters in the network's order."""
+class WeightPosterior(Posterior[P_co]):
+    """A posterior over the weights of one network."""
+
+    over_weights: ClassVar[bool] = True
+    network: Network  # the snapshot, at the mean
+
+    @property
+    def snapshots(self) -> tuple[Network, ...]:
+        return (self.network,)
+
+    def as_weights(self, what: str) -> WeightPosterior[P_co]:
+        return self
 
     @abstractmethod
     def sample(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Parameter name → draws [S, *shape]."""
 
     @abstractmethod
-    def mean(self) -> dict[str, Tensor]:
-        """Parameter name → mean."""
-
-    @abstractmethod
     def variance(self) -> dict[str, Tensor]:
         """Parameter name → marginal variance."""
-
-    def prior_variance(self) -> dict[str, Tensor]:
-        """Parameter name → variance under the prior; refused where there is no Gaussian prior."""
-        raise NotDefined(f"a {type(self).__name__} has no Gaussian prior over its weights.")
 
     @abstractmethod
     def covariance(self) -> Tensor:
         """Dense, in the order of ``torch.nn.utils.parameters_to_vector``."""
+
+    def mean(self) -> dict[str, Tensor]:
+        return {name: self.network.params[name].detach().clone() for name in self.names()}
+
+
+def is_posterior(value: object) -> bool:
+    return isinstance(value, Posterior)
+
+
+def require_posterior(value: Any, what: str) -> Posterior:
+    """What a user passed as a posterior."""
+    if not isinstance(value, Posterior):
+        raise BadOption(f"{what} is a {type(value).__name__}, not a posterior.")
+    return value
+
+
+def by_owner(names: list[str]) -> dict[str, list[str]]:
+    """Parameters by the module that holds them; one of the network itself stands alone."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return found
+
+
+def layer_structures(network: Network, layers: dict[str, list[str]], structure: Any) -> dict[str, LayerStructure]:
+    """One entry for each layer; ``structure`` gives that of a parameter."""
+    modules = dict(network.module.named_modules())
+    found = {}
+    for layer, names in layers.items():
+        kinds = ", ".join(dict.fromkeys(structure(name) for name in names))
+        size = sum(network.params[name].numel() for name in names)
+        found[layer] = LayerStructure(type(modules.get(layer, network.module)).__name__, size, kinds)
+    return found
+
+
+def layer_blocks(network: Network, names: Sequence[str]) -> list[Block]:
+    """One block for each layer, in the network's order; a parameter of the network itself stands alone."""
+    found = []
+    for layer, own in by_owner(list(names)).items():
+        kind = type(network.module.get_submodule(owner_of(own[0]))).__name__
+        found.append(Block(layer, kind, params_of(network, own), GradientSource.EXAMPLE))
+    return found
+
+
+def joint_block(network: Network, names: Sequence[str]) -> Block:
+    """Parameters ↔ vectors [..., P], by ``gather`` and ``scatter``."""
+    return Block("all", type(network.module).__name__, params_of(network, names), GradientSource.EXAMPLE)
+
+
+def params_of(network: Network, names: Sequence[str]) -> tuple[Param, ...]:
+    return tuple(Param(n, tuple(network.params[n].shape)) for n in names)
+
+
+def to_tensors(inputs: Inputs) -> tuple[dict[str, Tensor], Any]:
+    """Tensors by number, and ``"tensor"``, their count or their names; None for no inputs, and for nested ones."""
+    if isinstance(inputs, Tensor):
+        return {"0": inputs}, "tensor"
+    flat = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs or ())
+    if inputs is None or not all(isinstance(t, Tensor) for t in flat):
+        return {}, None
+    return {str(i): t for i, t in enumerate(flat)}, list(inputs) if isinstance(inputs, Mapping) else len(flat)
+
+
+def from_tensors(tensors: Mapping[str, Tensor], kind: Any) -> Inputs:
+    """The inverse of :func:`to_tensors`. ``"mapping"`` and ``"tuple"`` are of earlier versions."""
+    if kind is None:
+        return None
+    if kind == "mapping":
+        return dict(tensors)
+    flat = [tensors[str(i)] for i in range(len(tensors))]
+    if kind == "tensor":
+        return flat[0]
+    return dict(zip(kind, flat, strict=True)) if isinstance(kind, list) else tuple(flat)

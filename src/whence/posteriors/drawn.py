@@ -1,4 +1,4 @@
-"""Posteriors that are known by their draws: what they share.
+"""Base class of posteriors that are defined by draws.
 
 Index legend: S draws, N examples.
 """
@@ -6,7 +6,6 @@ Index legend: S draws, N examples.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,41 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import check_finite, tensors_in
-from whence.curvature.jacobian import widened
+from whence.engine.batches import tensors_in
+from whence.engine.files import digest, digest_of_values
 from whence.errors import BadOption, NotDefined
+from whence.functional import weights_hash
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
-from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
+from whence.predictive.sources import Drawn, Source
 
 if TYPE_CHECKING:
-    from whence.where.others import Spread
-
-
-class FunctionDraws(Sequence[Callable[[Any], Tensor]]):
-    """A fixed set of functions x → raw outputs."""
-
-    likelihood: Likelihood
-
-    @abstractmethod
-    def outputs(self, x: Any) -> Tensor:
-        """Raw outputs of every draw, [S, N, …]."""
-
-    @abstractmethod
-    def modules(self) -> list[nn.Module]:
-        """One plain network for each draw, in evaluation mode, for serving."""
-
-    def predict(self, x: Any) -> Prediction:
-        """Predict with exactly these draws."""
-        outputs = widened(self.outputs(x))
-        check_finite(outputs, "the outputs under the draws", 0)
-        return predict_draws(self.likelihood, outputs)
+    from whence.where.where import Where
 
 
 @dataclass(frozen=True)
 class State:
-    """What a posterior's file holds beside what all files hold: plain values, and tensors by name."""
+    """The contents of a posterior's file that are specific to its class: plain values, and tensors by name."""
 
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -57,8 +37,7 @@ class State:
 class DrawnPosterior(Posterior):
     """Prediction, serving and saving for posteriors that have draws and no closed form."""
 
-    kind: ClassVar[str]  # in files
-    default_draws: ClassVar[int] = 100
+    default_draws: ClassVar[int] = 100  # type: ignore[misc]
 
     def predict(
         self,
@@ -75,43 +54,68 @@ class DrawnPosterior(Posterior):
         count = self.default_draws if num_samples is None else num_samples
         if count < 1:
             raise BadOption(f"num_samples={count} is not positive.")
-        draws: Any = self.draw(count, generator=generator)
+        draws = self.draw(count, generator=generator)
         with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
-            return draws.predict(x)  # type: ignore[no-any-return]
+            return draws.predict(x)
 
     def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
         """A module of fixed draws that returns (mean, uncertainty, epistemic)."""
         from whence.predictive.serving import served
 
-        draws: Any = self.draw(num_samples, generator=generator)
-        return served(self.likelihood, draws.modules())
+        return served(self.likelihood, self.draw(num_samples, generator=generator).modules())
+
+    def sources(
+        self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> list[Source]:
+        self._refuse_closed_forms(method, None, False)
+        draws = self.draw(num_samples or self.default_draws, generator=generator)
+        return [Drawn(draws, self.snapshots[0])]
+
+    def fingerprint(self) -> str:
+        tensors = sorted(self.state().tensors.items())
+        found = [*map(weights_hash, self.networks()), *(f"{name} {digest([tensor])}" for name, tensor in tensors)]
+        return digest_of_values(found)[:12]
 
     def _refuse_closed_forms(self, method: Any, link: Any, joint: bool) -> None:
-        """Of what is asked, that which needs a Gaussian over the outputs."""
+        """Refuse options that need a Gaussian over the outputs."""
         kind = type(self).__name__
         if method not in (None, "sampled"):
-            raise NotDefined(f"method={method!r} is not there for a {kind}, which predicts by draws.")
+            raise NotDefined(f"method={method!r} is not available for a {kind}, which predicts by draws.")
         if link is not None:
             raise NotDefined(
-                f"link={link!r} turns a Gaussian over the outputs into probabilities; a {kind} predicts by draws, and "
-                "averages their probabilities. Leave link out."
+                f"link={link!r} turns a Gaussian over the outputs into probabilities; a {kind} predicts by draws and "
+                "averages their probabilities. Omit link."
             )
         if joint:
             raise NotDefined(
                 f"joint=True gives one Gaussian over all inputs, which a {kind} does not have: it predicts by draws. "
-                "draw() gives functions that can be asked for all inputs together."
+                "draw() returns functions that you can call on all inputs together."
             )
 
-    def where(self, x: Any = None, *, measure: Literal["variance"] = "variance") -> Spread:
+    def where(
+        self,
+        x: Any = None,
+        *,
+        measure: Literal["variance"] = "variance",
+        probes: Literal["auto"] = "auto",
+        at: None = None,
+    ) -> Where:
         """Where the uncertainty is, as far as that has a meaning for this posterior."""
-        from whence.where.others import where
-
-        if measure != "variance":
+        asked = {"measure": (measure, "variance"), "probes": (probes, "auto"), "at": (at, None)}
+        for name, (value, default) in asked.items():
+            if value is default or value == default:
+                continue
             raise NotDefined(
-                f"measure={measure!r} needs the closed forms of a Laplace posterior; a {type(self).__name__} has "
+                f"{name}={value!r} needs the closed forms of a Laplace posterior; a {type(self).__name__} has "
                 "shares of the variance, by draws."
             )
-        return where(self, x)
+        return self._where(x)
+
+    def _where(self, x: Any) -> Where:
+        """By draws with one layer random and the others at the mean; posteriors not over weights override this."""
+        from whence.where.sampled import where_weights
+
+        return where_weights(self, x)
 
     @abstractmethod
     def state(self) -> State:
@@ -120,11 +124,7 @@ class DrawnPosterior(Posterior):
     @classmethod
     @abstractmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> DrawnPosterior:
-        """The inverse of :meth:`state`; the models were checked to be those it was made from."""
-
-    @abstractmethod
-    def networks(self) -> list[nn.Module]:
-        """The plain networks that a file belongs to: one, or the members of an ensemble."""
+        """The inverse of :meth:`state`; the models have been checked to match."""
 
     def save(self, path: str | Path) -> None:
         from whence.io import save_drawn

@@ -1,4 +1,4 @@
-"""The front door of prediction: options checked once, pieces put together."""
+"""Public entry of prediction: checks the options and joins the pieces."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.batches import from_numpy, is_inputs, size_of, tensors_in
-from whence.checks import Watch
-from whence.errors import BadOption, NotDefined, one_of
+from whence.engine.batches import from_numpy, is_inputs, size_of, tensors_in
+from whence.engine.checks import DeferredChecks
+from whence.engine.memory import sizes
+from whence.engine.options import Option
+from whence.engine.randomness import Points, seed_from
+from whence.errors import BadOption, NotDefined
 from whence.likelihoods import HeteroscedasticGaussian
 from whence.predictive import linearised
-from whence.predictive.links import LINKS, Link, predict_gaussian
-from whence.predictive.predictions import JointPrediction, Prediction, _Lazy
-from whence.randomness import Points, seed_from
+from whence.predictive.linearised_draws import directions_for, linearised_draws
+from whence.predictive.links import LINK_POINTS, Link, OutputGaussian, predict_gaussian
+from whence.predictive.predictions import JointPrediction, Prediction, _Lazy, example_dim
+from whence.predictive.projection import GaussianWeights
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.laplace.posterior import Laplace
 
-LINK_POINTS = 256
-WEIGHT_DRAWS = 100
-KEEP_COVARIANCE = 64 * 2**20  # bytes of output covariance that a prediction keeps; beyond, it is computed again
+
+class Method(Option):
+    """How a Gaussian over weights predicts."""
+
+    LINEARISED = "linearised"
+    SAMPLED = "sampled"
 
 
 @torch.inference_mode(False)
@@ -33,46 +40,79 @@ def predict(
     posterior: Laplace,
     x: Any,
     method: str | None,
-    link: Link,
+    link: str,
     num_samples: int | None,
     generator: torch.Generator | None,
     joint: bool,
+    probes: Any = "auto",
 ) -> Prediction | JointPrediction:
-    """See :meth:`whence.posteriors.laplace.Laplace.predict`."""
-    one_of(link, LINKS, "link")
+    """See :meth:`whence.posteriors.laplace.posterior.Laplace.predict`."""
+    given = Method.LINEARISED if joint and method is None else method or posterior.default_method
+    if Method.parse(given, "method") is Method.LINEARISED:
+        return linearised_prediction(posterior, x, link, num_samples, generator, joint, probes)
+    _check_count(num_samples)
+    if probes != "auto":
+        raise BadOption(f"probes={probes!r} is for the linearised predictive; for weight draws pass num_samples.")
+    if joint:
+        raise BadOption("joint=True applies only to the linearised predictive; draws are always joint: see draw().")
+    if Link.parse(link, "link") is not Link.MC:
+        raise BadOption(f"link={link!r} applies only to the linearised predictive; weight draws need no link.")
+    draws = posterior.draw(num_samples or posterior.default_draws, generator=generator)
+    with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+        return draws.predict(x)
+
+
+@torch.inference_mode(False)
+def linearised_prediction(
+    posterior: GaussianWeights,
+    x: Any,
+    link: str,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+    joint: bool,
+    probes: Any = "auto",
+) -> Prediction | JointPrediction:
+    """The linearised prediction of any Gaussian over weights."""
+    chosen = Link.parse(link, "link")
+    _check_count(num_samples)
+    if joint:
+        if chosen is not Link.MC or num_samples is not None:
+            raise BadOption("link and num_samples do not apply to a joint prediction, which is over the outputs.")
+        return linearised.joint(posterior, x)
+    check_probes(probes)
+    x = from_numpy(x)
+    if chosen is not Link.MC and probes != "auto":
+        raise BadOption(f"probes={probes!r} is for link='mc'; link={link!r} needs the exact variances.")
+    count = directions_for(posterior, x, probes, num_samples) if chosen is Link.MC else None
+    if count is not None:
+        draws = linearised_draws(posterior, count, generator)
+        with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+            return draws.predict(x)
+    seed = None if generator is None else seed_from(generator)
+    return _linearised(posterior, x, chosen, Points(num_samples or LINK_POINTS, seed))
+
+
+def check_probes(probes: Any) -> None:
+    if isinstance(probes, bool) or not (probes in ("auto", "exact") or (isinstance(probes, int) and probes >= 2)):
+        raise BadOption(f"probes={probes!r} must be 'auto', 'exact', or a whole number of 2 or more.")
+
+
+def _check_count(num_samples: int | None) -> None:
     if num_samples is not None and (not isinstance(num_samples, Integral) or num_samples < 1):
         raise BadOption(f"num_samples={num_samples} is not a positive whole number.")
-    if method is None:
-        method = "linearised" if joint or len(posterior.record.output_shape) == 1 else "sampled"
-    one_of(method, ("linearised", "sampled"), "method")
-    if method == "sampled":
-        if joint:
-            raise BadOption("joint=True is for the linearised predictive; draws are joint by nature: see draw().")
-        if link != "mc":
-            raise BadOption(f"link={link!r} is for the linearised predictive; weight draws need no link.")
-        draws = posterior.draw(num_samples or WEIGHT_DRAWS, generator=generator)
-        wanted = any(t.requires_grad for t in tensors_in(x))
-        with torch.set_grad_enabled(wanted):
-            return draws.predict(x)
-    if joint:
-        if link != "mc" or num_samples is not None:
-            raise BadOption("a joint prediction is of the outputs themselves: link and num_samples have no part in it.")
-        return linearised.joint(posterior, x)
-    seed = None if generator is None else seed_from(generator)
-    return _linearised(posterior, x, link, Points(num_samples or LINK_POINTS, seed))
 
 
-def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Prediction:
-    x = from_numpy(x)
+def _linearised(posterior: GaussianWeights, x: Any, link: Link, points: Points) -> Prediction:
     collected = _Collected(x)
-    diagonal = link == "probit" and _many_outputs(posterior, x)
-    with Watch():  # no piece waits for the check of its outputs
+    diagonal = link is Link.PROBIT and _many_outputs(posterior, x)
+    with DeferredChecks():  # no piece waits for the check of its outputs
         for m in linearised.moments_of(posterior, x, diagonal):
-            collected.add(predict_gaussian(posterior.likelihood, m.mean, m.cov, link, points, _replaced), m)
+            part = OutputGaussian(m.mean, m.cov, points, link, _replaced)
+            collected.add(predict_gaussian(posterior.likelihood, part), m)
 
     def covariance() -> Tensor:
         found = whole()
-        if isinstance(posterior.likelihood, HeteroscedasticGaussian):  # of the means, not of the log variances
+        if isinstance(posterior.likelihood, HeteroscedasticGaussian):  # only of the means, not of the log variances
             size = found.shape[-1] // 2
             return found[..., :size, :size]
         return found
@@ -82,34 +122,34 @@ def _linearised(posterior: Laplace, x: Any, link: Link, points: Points) -> Predi
             return collected.joined("covariance")
         if not is_inputs(x):
             raise NotDefined(
-                f"the covariance of so many outputs ({collected.bytes / 2**20:.0f} MiB) is not kept, and a loader "
-                "cannot be relied on to give the same inputs again. Predict from a tensor, or batch by batch."
+                f"the covariance of the outputs is too large ({collected.bytes / 2**20:,.0f} MiB), and a loader "
+                "may not yield the same inputs again. Predict from a tensor, or batch by batch."
             )
         return torch.cat([m.cov for m in linearised.moments_of(posterior, x)])
 
     def again(mean: Tensor) -> Prediction:
-        return predict_gaussian(posterior.likelihood, mean, whole(), link, points, covariance)
+        return predict_gaussian(posterior.likelihood, OutputGaussian(mean, whole(), points, link, covariance))
 
     return collected.prediction(covariance, again)
 
 
-def _many_outputs(posterior: Laplace, x: Any) -> bool:
-    """Whether the covariance of all outputs would not be kept, so that a link that needs the variances takes those."""
+def _many_outputs(posterior: GaussianWeights, x: Any) -> bool:
+    """Whether the covariance of all outputs is too large to keep, so that variances are used if they suffice."""
     if not is_inputs(x):
         return False
-    classes = math.prod(posterior.record.output_shape)
-    return size_of(x) * classes**2 * posterior.network.dtype.itemsize > KEEP_COVARIANCE
+    classes = math.prod(posterior.output_shape)
+    return size_of(x) * classes**2 * posterior.network.dtype.itemsize > sizes().covariance
 
 
 def _replaced() -> Tensor:
-    raise AssertionError("the covariance of a piece is asked of the whole")
+    raise AssertionError("the covariance is computed for the whole prediction")
 
 
 class _Collected:
-    """Predictions of consecutive pieces, put together.
+    """Joins the predictions of consecutive pieces.
 
-    Where the number of inputs is known, results are written into place: small tensors that live on between large
-    ones that do not would keep the allocator from reusing memory, and it would grow with the inputs.
+    If the number of inputs is known, results are written in place: small tensors kept between large temporary
+    ones would keep the allocator from reusing memory, which would then grow with the inputs.
     """
 
     def __init__(self, x: Any) -> None:
@@ -124,7 +164,7 @@ class _Collected:
     @property
     def keeps(self) -> bool:
         """Whether the covariance is kept."""
-        return self.bytes <= KEEP_COVARIANCE and not self.variances_only
+        return self.bytes <= sizes().covariance and not self.variances_only
 
     def add(self, prediction: Prediction, moments: linearised.Moments) -> None:
         self.first = self.first or prediction
@@ -146,17 +186,17 @@ class _Collected:
         if self.total is None:
             self.lists.setdefault(name, []).append(value)
             return
-        dim = _example_dim(name)
+        dim = example_dim(name)
         if name not in self.buffers:
             shape = (*value.shape[:dim], self.total, *value.shape[dim + 1 :])
             self.buffers[name] = value.new_empty(shape)
         self.buffers[name].narrow(dim, self.seen, size).copy_(value)
 
     def joined(self, name: str) -> Tensor:
-        return self.buffers[name] if self.total is not None else torch.cat(self.lists[name], dim=_example_dim(name))
+        return self.buffers[name] if self.total is not None else torch.cat(self.lists[name], dim=example_dim(name))
 
     def prediction(self, covariance: Callable[[], Tensor], again: Callable[[Tensor], Prediction]) -> Prediction:
-        """All pieces as one; what is lazy is asked of the whole."""
+        """All pieces as one prediction; lazy values are computed for all inputs."""
         assert self.first is not None
         values: dict[str, Any] = {}
         for f in fields(self.first):
@@ -169,7 +209,3 @@ class _Collected:
             else:
                 values[f.name] = value
         return type(self.first)(**values)
-
-
-def _example_dim(name: str) -> int:
-    return 1 if name in ("samples", "noise_samples") else 0

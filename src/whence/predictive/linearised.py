@@ -1,38 +1,45 @@
 """The linearised (GLM) predictive: f(x) ~ N(f*(x), J Σ Jᵀ), one block at a time.
 
-Index legend: N examples, C outputs, B blocks.
+Where the outputs are those of the only Bayesian layer, J = I ⊗ aᵀ and no backward pass is needed
+(:class:`LastLayer`): V = B_G diag(v) B_Gᵀ with v_o = Σ_d ã_d² / (λ_od + δ), C² work for a variance instead of C³.
+
+Index legend: N examples, C outputs, B blocks, D inputs of a layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from whence.batches import Inputs, check_finite, is_inputs, size_of, take, tensors_in
 from whence.curvature.columns import identity_columns
-from whence.curvature.jacobian import Gradients, Recording, budget, widened
-from whence.curvature.memory import Room, attempt, release
+from whence.curvature.jvp import tangents
+from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take, tensors_in
+from whence.engine.graphs import FEW_CALLS, WARM, Replayed
+from whence.engine.memory import ChunkLimits, in_parts_that_fit, readable, sizes
 from whence.errors import NotDefined, TooLarge
-from whence.predictive.direct import direct
+from whence.linalg.dense import widened
+from whence.linalg.gaussian import BlockGaussian
+from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, times_basis
+from whence.linalg.structures import BlockStructure
 from whence.predictive.predictions import JointPrediction
-from whence.predictive.projection import project
-from whence.replay import FEW_CALLS, WARM, Replayed
+from whence.predictive.projection import GaussianWeights, project
+from whence.recording.blocks import Block, GradientSource
+from whence.recording.calls import Recording
+from whence.recording.gradients import Gradients
 
 if TYPE_CHECKING:
-    from whence.curvature.blocks import Block
-    from whence.posteriors.block import BlockGaussian
-    from whence.posteriors.laplace import Laplace
+    from whence.predictive.projection import GaussianWeights
+
 
 T = TypeVar("T")
-Weighted = tuple["BlockGaussian", list["Block"], Tensor, Tensor]
-JOINT_LIMIT = 4 * 2**30  # bytes
-CPU_PIECE, CUDA_PIECE = 32 * 2**20, 72 * 2**20  # bytes of gradients that go through together: more is hardly faster
+Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]
+ColumnCount = Callable[[Recording, int], int]  # of one recorded input among so many
 KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
 
@@ -46,81 +53,94 @@ class Moments:
     by_block: list[Tensor] | None = None
 
 
-def pieces(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Inputs]:
-    """The inputs in pieces whose gradients fit the memory budget."""
+def pieces(
+    posterior: GaussianWeights, x: Any, diagonal: bool = False, columns: ColumnCount | None = None
+) -> Iterator[Inputs]:
+    """The inputs in pieces whose gradients fit the memory budget.
+
+    ``columns`` says how many are sent backward for the outputs of one input; by default one for each output.
+    """
     plan, all_there = posterior.plan, is_inputs(x)
     step: int | None = None
     for piece in plan.network.pieces(x, 2**31):
         if step is None:
             plan.confirm(piece, thoroughly=True)
-            step = piece_size(posterior, piece, diagonal, all_there)
+            inputs = size_of(piece) * (1 if all_there else len(x) if isinstance(x, Sized) else 1)
+            count = None if columns is None else columns(plan.record(take(piece, slice(0, 1)), 1), inputs)
+            step = piece_size(posterior, piece, diagonal, all_there, count)
         start, total = 0, size_of(piece)
         while start < total:
-            stop = start + min(step, plan.together or step)  # less, once memory ran out
+            stop = start + min(step, plan.network.runtime.inputs_together or step)  # fewer after memory ran out
             yield take(piece, slice(start, stop))
             start = stop
 
 
 def fitting(
-    posterior: Laplace, compute: Callable[[Inputs], T], piece: Inputs, what: str = "the prediction"
+    posterior: GaussianWeights, compute: Callable[[Inputs], T], piece: Inputs, what: str = "the prediction"
 ) -> Iterator[T]:
-    """``compute`` of a piece; of halves of it, as often as needed, where memory runs out."""
-    waiting, room = [piece], Room()
-    while waiting:
-        now = waiting.pop()
-        found = attempt(partial(compute, now))
-        if found is not None:
-            yield found
-            continue
-        release(posterior.network.device)
-        size = size_of(now)
-        if not room.shrink(size, 0):
-            raise TooLarge(
-                f"{what} of one input does not fit into the memory of {posterior.network.device}. Select fewer weights "
-                "with layers=…, or use structure='diag' or method='sampled'."
-            )
-        posterior.plan.together = size // 2
-        waiting += [take(now, slice(size // 2, size)), take(now, slice(0, size // 2))]
-    room.say(what)
+    """``compute`` of a piece, which is halved whenever memory runs out."""
+    limits, network = ChunkLimits(), posterior.network
+    yield from in_parts_that_fit(
+        piece,
+        compute,
+        limits=limits,
+        size=size_of,
+        split=lambda some, size: list(cut(some, size)),
+        device=network.device,
+        too_large=lambda _: (
+            f"{what} of one input does not fit into the memory of {network.device}. Select fewer weights with "
+            "layers=…, or use structure='diag' or method='sampled'."
+        ),
+    )
+    network.runtime.inputs_together = limits.examples or network.runtime.inputs_together
+    limits.notify(what)
 
 
-def piece_size(posterior: Laplace, inputs: Inputs, diagonal: bool = False, all_there: bool = True) -> int:
+def piece_size(
+    posterior: GaussianWeights,
+    inputs: Inputs,
+    diagonal: bool = False,
+    all_there: bool = True,
+    columns: int | None = None,
+) -> int:
     """How many examples go through together; ``all_there`` if no other inputs follow."""
     plan = posterior.plan
     one = plan.record(take(inputs, slice(0, 1)), 1)
     outputs = one.outputs
-    require_flat(outputs)
-    classes = outputs.shape[1]
-    activations = one.bytes_per_column() * (1 if direct(posterior, one) else classes)
+    if columns is None:
+        require_flat(outputs)
+    classes = columns or outputs.shape[1]
+    few = columns is None and direct(posterior, one) is not None
+    activations = one.bytes_per_column() * (1 if few else classes)
     shared = [b.size for b in plan.blocks if _needs_rows(b, one)]
-    rows = sum(b.size for b in plan.blocks) if posterior.curvature.joint else max(shared, default=0)
+    rows = sum(b.size for b in plan.blocks) if posterior.joint else max(shared, default=0)
     squares = 3 * classes * (1 if diagonal else classes)
     each = activations + (3 * rows * classes + squares) * outputs.element_size()
-    most = int(budget(outputs.device) // max(each, 1))
+    most = int(sizes().one_tensor(outputs.device) // max(each, 1))
     cpu = outputs.device.type == "cpu"
-    step = max((CPU_PIECE if cpu else CUDA_PIECE) // max(each, 1), FEW)
+    step = max((sizes().prediction if cpu else sizes().cuda_prediction) // max(each, 1), FEW)
     if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
-        step = step * 3 // 2  # too few for a graph, so that every piece costs its launches
+        step = step * 3 // 2  # too few pieces for a graph, so that every piece costs its launches
     return max(1, min(most, step))
 
 
-def _needs_rows(block: Any, recording: Any) -> bool:
+def _needs_rows(block: Block, recording: Recording) -> bool:
     """Whether a block's Jacobian is formed example by example."""
-    if block.source != "matrix" or block.structure == "dense":
-        return block.source != "table"
-    return any(a.positions > 1 for _, a in recording.block_inputs(block))
+    if block.source is not GradientSource.MATRIX or block.structure is BlockStructure.DENSE:
+        return block.source is not GradientSource.TABLE
+    return any(a.positions > 1 for _, a in recording.inputs_of(block))
 
 
 def require_flat(outputs: Tensor) -> None:
     if outputs.dim() != 2:
         raise NotDefined(
-            "the linearised predictive, and what is computed from it (where, novelty), is for outputs [N, C]; this "
-            f"network gives [N, {', '.join(map(str, outputs.shape[1:]))}]. Predict with method='sampled'."
+            "the linearised predictive, and what is computed from it (where, novelty), needs outputs [N, C]; this "
+            f"network returns [N, {', '.join(map(str, outputs.shape[1:]))}]. Predict with method='sampled'."
         )
 
 
-def record(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Recording, bool]:
-    """Outputs [N, C], what was recorded on the way, and whether it stays differentiable in the inputs."""
+def record(posterior: GaussianWeights, inputs: Inputs) -> tuple[Tensor, Recording, bool]:
+    """Outputs [N, C], the recording, and whether it stays differentiable in the inputs."""
     wanted = any(t.requires_grad for t in tensors_in(inputs))
     recording = posterior.plan.record(inputs, size_of(inputs), keep_graph=wanted)
     require_flat(recording.outputs)
@@ -129,23 +149,23 @@ def record(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Recording, bool]
     return widened(outputs), recording, wanted
 
 
-def differentiate(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, Gradients]:
-    """Outputs [N, C], and gradients of each of them at every layer."""
+def differentiate(posterior: GaussianWeights, inputs: Inputs) -> tuple[Tensor, Gradients]:
+    """Outputs [N, C], and the gradients of each output at every layer."""
     outputs, recording, wanted = record(posterior, inputs)
     return outputs, recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
 
 
 class Weights:
-    """The Gaussian of each block with the variances of its eigendirections; kept from pass to pass where small."""
+    """The Gaussian of each block with the variances of its eigendirections; cached between passes if small."""
 
-    def __init__(self, posterior: Laplace) -> None:
+    def __init__(self, posterior: GaussianWeights) -> None:
         self.posterior = posterior
         self._kept: list[Weighted] | None = None
 
     def __iter__(self) -> Iterator[Weighted]:
         posterior = self.posterior
         each = ((g, blocks, *g.weights()) for g, blocks in posterior.gaussians())
-        if posterior.curvature.options.offload or posterior.parameters * posterior.network.dtype.itemsize > KEEP:
+        if posterior.execution.offload or posterior.parameters * posterior.network.dtype.itemsize > KEEP:
             return each
         if self._kept is None:
             self._kept = list(each)
@@ -153,28 +173,37 @@ class Weights:
 
 
 def moments(
-    posterior: Laplace,
+    posterior: GaussianWeights,
     inputs: Inputs,
     by_block: bool = False,
     diagonal: bool = False,
     weights: Weights | None = None,
 ) -> Moments:
-    """Mean and covariance of the outputs, or its ``diagonal``; with ``by_block`` also each block's part of it."""
+    """Mean and covariance of the outputs, or its ``diagonal``; with ``by_block`` also each block's contribution."""
     outputs, recording, wanted = record(posterior, inputs)
     found = direct(posterior, recording)
     if found is not None:
         total = found.variance() if diagonal else found.covariance()
-        return Moments(outputs, total, [total] if by_block else None)
-    grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
-    return _summed(weights or Weights(posterior), outputs, grads, by_block, diagonal)
+        blockwise = Moments(outputs, total, [total] if by_block else None)
+    else:
+        grads = recording.differentiate(identity_columns(recording.outputs), create_graph=wanted)
+        blockwise = _summed(weights or Weights(posterior), outputs, grads, by_block, diagonal)
+    return _with_columns(posterior, inputs, blockwise, diagonal) if posterior.columns else blockwise
+
+
+def _with_columns(posterior: GaussianWeights, inputs: Inputs, found: Moments, diagonal: bool) -> Moments:
+    """Add J C Cᵀ Jᵀ."""
+    moved = tangents(posterior.network, inputs, posterior.columns)[1]  # [R, N, C]
+    part = moved.square().sum(0) if diagonal else torch.einsum("rnc,rnd->ncd", moved, moved)
+    return replace(found, cov=found.cov + part)
 
 
 def _summed(weights: Weights, outputs: Tensor, grads: Gradients, by_block: bool, diagonal: bool) -> Moments:
     parts = []
     total = None
     for gaussian, blocks, inner, outer in weights:
-        projection = project(gaussian, blocks, grads, weights.posterior.curvature.keep)
-        part = projection.diagonals(inner, outer)[0] if diagonal else projection.weigh(inner, outer)
+        projection = project(gaussian, blocks, grads, weights.posterior.keep)
+        part = projection.diagonals(inner, outer)[0] if diagonal else projection.weighted(inner, outer)
         total = part if total is None else total + part
         if by_block:
             parts.append(part)
@@ -182,29 +211,29 @@ def _summed(weights: Weights, outputs: Tensor, grads: Gradients, by_block: bool,
     return Moments(outputs, total, parts if by_block else None)
 
 
-def moments_of(posterior: Laplace, x: Any, diagonal: bool = False) -> Iterator[Moments]:
+def moments_of(posterior: GaussianWeights, x: Any, diagonal: bool = False) -> Iterator[Moments]:
     """Mean and covariance (or its diagonal) of the outputs, piece by piece."""
-    plainly = partial(moments, posterior, diagonal=diagonal, weights=Weights(posterior))
+    eagerly = partial(moments, posterior, diagonal=diagonal, weights=Weights(posterior))
     compute: Callable[[Inputs], Moments] | None = None
     for piece in pieces(posterior, x, diagonal):
         if compute is None:
             total = math.ceil(size_of(x) / size_of(piece)) if is_inputs(x) else None
-            compute = _replayed(posterior, plainly, total) if _replays(posterior, piece) else plainly
+            compute = _replayed(posterior, eagerly, total) if _replays(posterior, piece) else eagerly
         yield from fitting(posterior, compute, piece)
 
 
-def _replays(posterior: Laplace, piece: Inputs) -> bool:
-    """Whether graphs are tried at all."""
-    options, plan = posterior.curvature.options, posterior.plan
-    able = plan.network.device.type == "cuda" and not plan.example_blocks and not options.offload
-    return able and options.cuda_graphs and not any(t.requires_grad for t in tensors_in(piece))
+def _replays(posterior: GaussianWeights, piece: Inputs) -> bool:
+    """Whether CUDA graphs should be tried."""
+    plan = posterior.plan
+    able = plan.network.device.type == "cuda" and not plan.example_blocks and not posterior.execution.offload
+    return able and posterior.execution.cuda_graphs and not any(t.requires_grad for t in tensors_in(piece))
 
 
 def _replayed(
-    posterior: Laplace, plainly: Callable[[Inputs], Moments], total: int | None
+    posterior: GaussianWeights, eagerly: Callable[[Inputs], Moments], total: int | None
 ) -> Callable[[Inputs], Moments]:
     def computed(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        found = plainly(inputs)
+        found = eagerly(inputs)
         return found.mean.detach(), found.cov.detach()
 
     by_graph = Replayed(computed, total, holds=posterior.network.tensors)
@@ -216,7 +245,7 @@ def _replayed(
     return compute
 
 
-def joint(posterior: Laplace, x: Any) -> JointPrediction:
+def joint(posterior: GaussianWeights, x: Any) -> JointPrediction:
     """One Gaussian over the outputs of all inputs, with their correlations."""
     means: list[Tensor] = []
     rows: list[list[Tensor]] = []
@@ -226,12 +255,15 @@ def joint(posterior: Laplace, x: Any) -> JointPrediction:
         size = sum(len(m) for m in means) * outputs.shape[1]
         total = sum(b.size for b in posterior.plan.blocks)
         needed = (size * total + 2 * size**2) * outputs.element_size()
-        if needed > JOINT_LIMIT:
+        if needed > sizes().joint:
             raise TooLarge(
-                f"a joint prediction of so many inputs needs more than {needed / 2**30:.1f} GiB (limit "
-                f"{JOINT_LIMIT / 2**30:.0f} GiB): it keeps the Jacobian of all of them. Predict fewer together."
+                f"a joint prediction of these inputs needs more than {readable(needed)} (limit "
+                f"{readable(sizes().joint)}): it keeps the Jacobian of all inputs. Predict fewer inputs together."
             )
-        rows.append([_coloured_rows(g, b, grads, posterior.curvature.keep) for g, b in posterior.gaussians()])
+        rows.append([_rooted_rows(g, b, grads, posterior.keep) for g, b in posterior.gaussians()])
+        if posterior.columns:
+            moved = tangents(posterior.network, piece, posterior.columns)[1]
+            rows[-1].append(moved.permute(1, 2, 0).flatten(0, 1))  # J C, [N · C, R]
     mean = torch.cat(means)
     cov = mean.new_zeros(mean.numel(), mean.numel())
     for block_rows in zip(*rows, strict=True):
@@ -240,7 +272,7 @@ def joint(posterior: Laplace, x: Any) -> JointPrediction:
     return JointPrediction(mean, cov)
 
 
-def _coloured_rows(gaussian: Any, blocks: list[Any], grads: Gradients, keep: Tensor | None) -> Tensor:
+def _rooted_rows(gaussian: BlockGaussian, blocks: Sequence[Block], grads: Gradients, keep: Tensor | None) -> Tensor:
     """J Σ^{1/2}, [N · C, P_b]."""
     every = slice(0, grads.recording.size)
     rows = torch.cat([grads.rows(b, every) for b in blocks], dim=-1).transpose(0, 1)  # [N, C, P]
@@ -248,3 +280,50 @@ def _coloured_rows(gaussian: Any, blocks: list[Any], grads: Gradients, keep: Ten
     native = blocks[0].to_native(rows) if len(blocks) == 1 and keep is None else rows
     rooted = gaussian.rooted(native)
     return rooted.reshape(rows.shape[0] * rows.shape[1], -1)
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """V by its eigenvalues in the basis of the output factor."""
+
+    values: Tensor  # v, [N, C]
+    basis: Tensor | None  # B_G, [C, C]; None for the identity
+
+    def covariance(self) -> Tensor:
+        """[N, C, C]."""
+        if self.basis is None:
+            return torch.diag_embed(self.values)
+        return (self.basis * self.values.unsqueeze(1)) @ self.basis.mT
+
+    def variance(self) -> Tensor:
+        """Its diagonal, [N, C]."""
+        return self.values if self.basis is None else self.values @ self.basis.square().mT
+
+
+def direct(posterior: GaussianWeights, recording: Recording) -> LastLayer | None:
+    """V of a recorded batch; None where this does not apply."""
+    if len(posterior.blocks) != 1 or posterior.joint or not recording.is_last_layer:
+        return None
+    ((gaussian, (block,)),) = posterior.gaussians()
+    if block.form is None:
+        return None
+    ((_, a),) = recording.inputs_of(block)
+    return _kronecker(gaussian, a.dense()[0, :, 0]) or _diagonal(gaussian, block.form.pack, a.dense()[0, :, 0])
+
+
+def _kronecker(gaussian: BlockGaussian, a: Tensor) -> LastLayer | None:
+    spectral = gaussian.spectral
+    if not isinstance(spectral, KroneckerSpectral):
+        return None
+    rotated = times_basis(a, spectral.right)[0] if spectral.right is not None else a  # [N, D]
+    values = rotated.square() @ (1 / gaussian.precision)[0].mT
+    left = spectral.left
+    if left is not None and left.dim() == 2:
+        return LastLayer(values * left[0].square(), None)
+    return LastLayer(values, None if left is None else left[0])
+
+
+def _diagonal(gaussian: BlockGaussian, pack: Callable[[Tensor], Tensor], a: Tensor) -> LastLayer | None:
+    if not isinstance(gaussian.spectral, DiagonalSpectral):
+        return None
+    return LastLayer(a.square() @ pack(gaussian.variance())[0].mT, None)

@@ -1,4 +1,6 @@
-"""From a Gaussian over outputs to a prediction: Monte Carlo, probit, Laplace bridge.
+"""Predictions from a Gaussian over the outputs or from draws of them, for each likelihood.
+
+A Gaussian over logits becomes probabilities by one of three links: Monte Carlo, probit, Laplace bridge.
 
 Index legend: S samples, N examples, C outputs.
 """
@@ -7,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from whence.errors import BadOption, one_of
-from whence.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from whence.engine.options import Option
+from whence.engine.randomness import Points
+from whence.errors import BadOption
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, standard
 from whence.linalg.dense import psd_root
 from whence.predictive.predictions import (
     BinaryPrediction,
@@ -26,14 +32,67 @@ from whence.predictive.predictions import (
     binary_entropy,
     entropy_of,
 )
-from whence.randomness import Points
 
-Link = Literal["mc", "probit", "bridge"]
-LINKS = ("mc", "probit", "bridge")
-SPLIT = (
-    "the split into aleatoric and epistemic parts needs draws, and link={link!r} has none; use link='mc', whose "
-    "three entropies come from the same draws."
-)
+LinkName = Literal["mc", "probit", "bridge"]
+
+
+class PredictOptions(TypedDict, total=False):
+    """Keywords of ``predict``."""
+
+    method: Literal["linearised", "sampled"] | None
+    link: LinkName
+    num_samples: int | None
+    generator: torch.Generator | None
+    probes: Literal["auto", "exact"] | int
+
+
+LINK_POINTS = 256  # of the Monte Carlo link, unless asked for another number
+
+
+class Link(Option):
+    """How a Gaussian over logits becomes probabilities."""
+
+    MC = "mc"
+    PROBIT = "probit"
+    BRIDGE = "bridge"
+
+    @property
+    def no_split(self) -> str:
+        """Why there is no split into aleatoric and epistemic parts."""
+        return (
+            f"the split into aleatoric and epistemic parts needs draws, but link={self!r} has none; use link='mc', "
+            "which has them."
+        )
+
+
+@dataclass(frozen=True)
+class OutputGaussian:
+    """The Gaussian N(mean, cov) over the outputs, with the link and points of a prediction."""
+
+    mean: Tensor  # [N, C]
+    cov: Tensor  # [N, C, C]; the probit link needs only the diagonal [N, C]
+    points: Points
+    link: Link = Link.MC
+    whole: Callable[[], Tensor] | None = None  # the covariance of all inputs, if this is one piece
+
+    def covariance(self) -> Tensor:
+        """The covariance [N, C, C]."""
+        return self.cov if self.whole is None else self.whole()
+
+    def draws(self, cov: Tensor | None = None) -> Tensor:
+        """Draws of the outputs, [S, N, C]."""
+        return output_draws(self.mean, self.cov if cov is None else cov, self.points)
+
+    @property
+    def variance(self) -> Tensor:
+        """[N, C]."""
+        return variance_of(self.cov)
+
+    def without_link(self) -> OutputGaussian:
+        """The same Gaussian; an error if a link other than the default was requested."""
+        if self.link is not Link.MC:
+            raise BadOption(f"link={self.link!r} applies only to classification; regression outputs need no link.")
+        return self
 
 
 def output_draws(mean: Tensor, cov: Tensor, points: Points) -> Tensor:
@@ -42,68 +101,141 @@ def output_draws(mean: Tensor, cov: Tensor, points: Points) -> Tensor:
     return mean + torch.einsum("ncd,sd->snc", psd_root(cov), normals)
 
 
-def predict_gaussian(
-    likelihood: Likelihood,
-    mean: Tensor,
-    cov: Tensor,
-    link: Link,
-    points: Points,
-    covariance: Callable[[], Tensor],
-) -> Prediction:
-    """The prediction that a Gaussian over the outputs [N, C] gives; probit needs the diagonal of ``cov`` only."""
-    one_of(link, LINKS, "link")
-    task = likelihood.task
-    if task not in ("classification", "binary") and link != "mc":
-        raise BadOption(f"link={link!r} is for classification; a Gaussian over regression outputs needs none.")
-    if task == "classification":
-        return _classification(mean, cov, link, points, covariance)
-    if task == "binary":
-        return _binary(mean, cov, link, points, covariance)
-    variance = cov.diagonal(dim1=-2, dim2=-1)
-    lazy = _Lazy(covariance)
-    if isinstance(likelihood, Gaussian):
-        noise = likelihood.variance(mean).reshape(mean.shape)
-        return RegressionPrediction(mean, noise, variance, _lazy=lazy)
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        return _heteroscedastic(mean, variance, output_draws(mean, cov, points), lazy)
-    if task == "count":
-        return count_from(mean, variance, output_draws(mean, cov, points))
-    return OutputPrediction(mean, variance, _lazy=lazy)
+# From a Gaussian
 
 
-def _classification(
-    mean: Tensor, cov: Tensor, link: Link, points: Points, covariance: Callable[[], Tensor]
-) -> ClassificationPrediction:
-    if link == "mc":
-        samples = output_draws(mean, cov, points).softmax(-1)
-        lazy = _Lazy(covariance, lambda: output_draws(mean, covariance(), points).softmax(-1))
+@singledispatch
+def predict_gaussian(likelihood: Likelihood, outputs: OutputGaussian) -> Prediction:
+    """The prediction from a Gaussian over the outputs; for a custom likelihood by its ``task``."""
+    known = standard(likelihood)
+    if known is not None:
+        return predict_gaussian(known, outputs)
+    return OutputPrediction(outputs.without_link().mean, outputs.variance, _lazy=_Lazy(outputs.covariance))
+
+
+@predict_gaussian.register
+def _(likelihood: Categorical, outputs: OutputGaussian) -> ClassificationPrediction:
+    mean, cov, covariance = outputs.mean, outputs.cov, outputs.covariance
+    if outputs.link is Link.MC:
+        samples = outputs.draws().softmax(-1)
+        lazy = _Lazy(covariance, lambda: outputs.draws(covariance()).softmax(-1))
         return ClassificationPrediction(samples.mean(0), mean, entropy_of(samples).mean(0), lazy)
-    lazy = _Lazy(covariance, None, SPLIT.format(link=link))
-    probs = probit(mean, cov) if link == "probit" else bridge(mean, cov)
-    return ClassificationPrediction(probs, mean, None, lazy)
+    probs = probit(mean, cov) if outputs.link is Link.PROBIT else bridge(mean, cov)
+    return ClassificationPrediction(probs, mean, None, _Lazy(covariance, None, outputs.link.no_split))
 
 
-def _binary(
-    mean: Tensor, cov: Tensor, link: Link, points: Points, covariance: Callable[[], Tensor]
-) -> BinaryPrediction:
-    if link == "bridge":
-        raise BadOption("link='bridge' is for several classes; use 'mc' or 'probit' for binary logits.")
-    variance = variance_of(cov)
-    if link == "probit":
-        probs = (mean / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
-        return BinaryPrediction(probs, mean, None, _Lazy(covariance, None, SPLIT.format(link=link)))
+@predict_gaussian.register
+def _(likelihood: Bernoulli, outputs: OutputGaussian) -> BinaryPrediction:
+    mean, covariance = outputs.mean, outputs.covariance
+    if outputs.link is Link.BRIDGE:
+        raise BadOption("link='bridge' applies only to several classes; use 'mc' or 'probit' for binary logits.")
+    if outputs.link is Link.PROBIT:
+        probs = (mean / (1 + math.pi / 8 * outputs.variance).sqrt()).sigmoid()
+        return BinaryPrediction(probs, mean, None, _Lazy(covariance, None, outputs.link.no_split))
 
-    def draws(v: Tensor) -> Tensor:
-        normals = points.normals(mean.shape[-1], mean.device, mean.dtype)
-        return (mean + v.clamp(min=0).sqrt() * normals.unsqueeze(1)).sigmoid()
+    def draws(variance: Tensor) -> Tensor:  # labels are independent given the weights
+        normals = outputs.points.normals(mean.shape[-1], mean.device, mean.dtype)
+        return (mean + variance.clamp(min=0).sqrt() * normals.unsqueeze(1)).sigmoid()
 
-    samples = draws(variance)
-    lazy = _Lazy(covariance, lambda: draws(covariance().diagonal(dim1=-2, dim2=-1)))
+    samples = draws(outputs.variance)
+    lazy = _Lazy(covariance, lambda: draws(variance_of(covariance())))
     return BinaryPrediction(samples.mean(0), mean, binary_entropy(samples).mean(0), lazy)
 
 
+@predict_gaussian.register
+def _(likelihood: Gaussian, outputs: OutputGaussian) -> RegressionPrediction:
+    mean = outputs.without_link().mean
+    noise = likelihood.variance(mean).reshape(mean.shape)
+    return RegressionPrediction(mean, noise, outputs.variance, _lazy=_Lazy(outputs.covariance))
+
+
+@predict_gaussian.register
+def _(likelihood: HeteroscedasticGaussian, outputs: OutputGaussian) -> RegressionPrediction:
+    """A log-normal noise variance: E[σ²] = exp(m + v/2); the draws are used only for quantiles."""
+    mean, variance = outputs.without_link().mean, outputs.variance
+    size = mean.shape[-1] // 2
+    noise = (mean[..., size:] + variance[..., size:] / 2).exp()
+    means, log_vars = outputs.draws().chunk(2, dim=-1)
+    lazy = _Lazy(outputs.covariance)
+    return RegressionPrediction(mean[..., :size], noise, variance[..., :size], means, log_vars.exp(), lazy)
+
+
+@predict_gaussian.register
+def _(likelihood: Poisson, outputs: OutputGaussian) -> CountPrediction:
+    """A log-normal rate: E[λ] = exp(m + v/2), Var[λ] = (e^v − 1) E[λ]²."""
+    mean, variance = outputs.without_link().mean, outputs.variance
+    expected = (mean + variance / 2).exp()
+    spread = torch.expm1(variance) * expected.square()
+    return CountPrediction(expected, spread, outputs.draws().exp(), mean, variance)
+
+
+# From draws
+
+
+@singledispatch
+def predict_draws(likelihood: Likelihood, outputs: Tensor) -> Prediction:
+    """The prediction from draws of the raw outputs [S, N, …], as an equally weighted mixture."""
+    known = standard(likelihood)
+    if known is not None:
+        return predict_draws(known, outputs)
+    return OutputPrediction(outputs.mean(0), outputs.var(0, correction=0), outputs, _Lazy(_covariance(outputs)))
+
+
+@predict_draws.register
+def _(likelihood: Categorical, outputs: Tensor) -> ClassificationPrediction:
+    inner = likelihood.class_dim
+    dim = inner if inner < 0 else inner + 1
+    samples = outputs.softmax(dim)
+    lazy = _Lazy(_covariance(outputs), lambda: samples)
+    return ClassificationPrediction(samples.mean(0), outputs.mean(0), entropy_of(samples, dim).mean(0), lazy, inner)
+
+
+@predict_draws.register
+def _(likelihood: Bernoulli, outputs: Tensor) -> BinaryPrediction:
+    probs = outputs.sigmoid()
+    lazy = _Lazy(_covariance(outputs), lambda: probs)
+    return BinaryPrediction(probs.mean(0), outputs.mean(0), binary_entropy(probs).mean(0), lazy)
+
+
+@predict_draws.register
+def _(likelihood: Gaussian, outputs: Tensor) -> RegressionPrediction:
+    centre = outputs.mean(0)
+    noise, lazy = likelihood.variance(centre).reshape(centre.shape), _Lazy(_covariance(outputs))
+    return RegressionPrediction(centre, noise, outputs.var(0, correction=0), outputs, None, lazy)
+
+
+@predict_draws.register
+def _(likelihood: HeteroscedasticGaussian, outputs: Tensor) -> RegressionPrediction:
+    """Draws of (means, log variances) [S, N, 2K]: the law of total variance."""
+    means, log_vars = outputs.chunk(2, dim=-1)
+    noise = log_vars.exp()
+    return RegressionPrediction(means.mean(0), noise.mean(0), means.var(0, correction=0), means, noise)
+
+
+@predict_draws.register
+def _(likelihood: Poisson, outputs: Tensor) -> CountPrediction:
+    rates = outputs.exp()
+    spread = outputs.var(0, correction=0)
+    return CountPrediction(rates.mean(0), rates.var(0, correction=0), rates, outputs.mean(0), spread)
+
+
+def _covariance(outputs: Tensor) -> Callable[[], Tensor] | None:
+    """The covariance of draws [S, N, C] over S; None for dense outputs."""
+    if outputs.dim() != 3:
+        return None
+
+    def compute() -> Tensor:
+        off = outputs - outputs.mean(0)
+        return torch.einsum("snc,snd->ncd", off, off) / len(outputs)
+
+    return compute
+
+
+# Links
+
+
 def variance_of(cov: Tensor) -> Tensor:
-    """The diagonal of [N, C, C], or what is already one, [N, C]."""
+    """The diagonal [N, C] of a covariance [N, C, C] or of a diagonal [N, C]."""
     return cov if cov.dim() == 2 else cov.diagonal(dim1=-2, dim2=-1)
 
 
@@ -114,7 +246,7 @@ def probit(mean: Tensor, cov: Tensor) -> Tensor:
 
 
 def bridge(mean: Tensor, cov: Tensor) -> Tensor:
-    """Mean of the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022, eq. 7).
+    """Mean of the Dirichlet distribution of the Laplace bridge (Hobbhahn et al. 2022, eq. 7).
 
     The Gaussian is first conditioned on Σ_c f_c = 0, the subspace that the bridge is defined on.
     """
@@ -130,60 +262,3 @@ def bridge(mean: Tensor, cov: Tensor) -> Tensor:
     offset = torch.tensor(1 - 2 / classes, dtype=mean.dtype, device=mean.device).log()  # −∞ for two classes
     log_alpha = torch.logaddexp(offset, centred + log_sum - 2 * math.log(classes)) - variance.log()
     return log_alpha.softmax(-1)
-
-
-def count_from(mean: Tensor, variance: Tensor, log_rates: Tensor) -> CountPrediction:
-    """A log-normal rate: E[λ] = exp(m + v/2), Var[λ] = (e^v − 1) E[λ]²."""
-    expected = (mean + variance / 2).exp()
-    return CountPrediction(expected, torch.expm1(variance) * expected.square(), log_rates.exp(), mean, variance)
-
-
-def _heteroscedastic(mean: Tensor, variance: Tensor, draws: Tensor, lazy: _Lazy) -> RegressionPrediction:
-    """A log-normal noise variance: E[σ²] = exp(m + v/2); the draws are for quantiles alone."""
-    size = mean.shape[-1] // 2
-    noise = (mean[..., size:] + variance[..., size:] / 2).exp()
-    means, log_vars = draws.chunk(2, dim=-1)
-    return RegressionPrediction(mean[..., :size], noise, variance[..., :size], means, log_vars.exp(), lazy)
-
-
-def heteroscedastic_from(outputs: Tensor) -> RegressionPrediction:
-    """Draws of (means, log variances) [S, N, 2K] → law of total variance."""
-    means, log_vars = outputs.chunk(2, dim=-1)
-    noise = log_vars.exp()
-    return RegressionPrediction(means.mean(0), noise.mean(0), means.var(0, correction=0), means, noise)
-
-
-def predict_draws(likelihood: Likelihood, outputs: Tensor) -> Prediction:
-    """The prediction that draws of the raw outputs [S, N, …] give, as an equal mixture."""
-    task = likelihood.task
-    flat_ok = outputs.dim() == 3
-    centre = outputs.mean(0)
-
-    def covariance() -> Tensor:
-        off = outputs - centre
-        return torch.einsum("snc,snd->ncd", off, off) / len(outputs)
-
-    lazy_cov = covariance if flat_ok else None
-    if task == "classification":
-        dim = getattr(likelihood, "class_dim", 1)
-        dim = dim if dim < 0 else dim + 1
-        samples = outputs.softmax(dim)
-        inner = dim if dim < 0 else dim - 1
-        lazy = _Lazy(lazy_cov, lambda: samples)
-        aleatoric = entropy_of(samples, dim).mean(0)
-        return ClassificationPrediction(samples.mean(0), centre, aleatoric, lazy, inner)
-    if task == "binary":
-        probs = outputs.sigmoid()
-        lazy = _Lazy(lazy_cov, lambda: probs)
-        return BinaryPrediction(probs.mean(0), centre, binary_entropy(probs).mean(0), lazy)
-    lazy = _Lazy(lazy_cov)
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        return heteroscedastic_from(outputs)
-    if isinstance(likelihood, Gaussian):
-        noise = likelihood.variance(centre).reshape(centre.shape)
-        return RegressionPrediction(centre, noise, outputs.var(0, correction=0), outputs, None, lazy)
-    if task == "count":
-        rates = outputs.exp()
-        spread = outputs.var(0, correction=0)
-        return CountPrediction(rates.mean(0), rates.var(0, correction=0), rates, centre, spread)
-    return OutputPrediction(centre, outputs.var(0, correction=0), outputs, lazy)

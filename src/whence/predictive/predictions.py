@@ -1,6 +1,6 @@
-"""What a prediction holds: one frozen class for each task. Entropies are in nats.
+"""Predictions: one frozen class for each task. Entropies are in nats.
 
-Index legend: S samples, N examples, C classes, K outputs; dense outputs keep their further dimensions.
+Index legend: S samples, N examples, C classes, K outputs; dense outputs keep their other dimensions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from whence.errors import BadOption, NotDefined
 from whence.likelihoods import poisson_quantile
@@ -30,17 +31,18 @@ def binary_entropy(p: Tensor) -> Tensor:
 
 def check_level(level: float) -> float:
     if not 0 < level < 1:
-        raise BadOption(f"level={level} is not between 0 and 1; 0.95 gives a 95 % interval.")
+        raise BadOption(f"level={level} is not between 0 and 1; 0.95 gives a 95% interval.")
     return level
 
 
 @dataclass(frozen=True)
 class _Lazy:
-    """What is computed only when asked for."""
+    """Values that are computed only on request."""
 
     covariance: Callable[[], Tensor] | None = None
     samples: Callable[[], Tensor] | None = None
     why_not: str = ""
+    split: Callable[[bool], VarianceSplit] | None = None  # of the variance, where it is not computed from draws
 
 
 class VarianceSplit(NamedTuple):
@@ -53,7 +55,7 @@ class VarianceSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class _Probabilities(ABC):
-    """What predictions of labels share."""
+    """Base of predictions of labels."""
 
     probs: Tensor  # (N, C), or (N, K) for binary labels
     logit_mean: Tensor  # in the shape of probs
@@ -81,7 +83,7 @@ class _Probabilities(ABC):
     def logit_cov(self) -> Tensor:
         """Covariance of the logits (N, C, C)."""
         if self._lazy.covariance is None:
-            raise NotDefined("the covariance of the logits is there for outputs (N, C) only.")
+            raise NotDefined("the covariance of the logits is available only for outputs (N, C).")
         return self._lazy.covariance()
 
     @functools.cached_property
@@ -104,7 +106,7 @@ class _Probabilities(ABC):
 
 @dataclass(frozen=True)
 class ClassificationPrediction(_Probabilities):
-    """Class probabilities and where their uncertainty comes from."""
+    """Class probabilities and their uncertainty."""
 
     class_dim: int = 1
 
@@ -128,13 +130,15 @@ class ClassificationPrediction(_Probabilities):
 
         ``full`` gives the matrices (N, C, C). Needs draws: not for the probit and bridge links.
         """
+        if self._lazy.split is not None:
+            return self._lazy.split(full)
         draws = self.samples
         centre = draws.mean(0)
         if not full:
             epistemic = (draws - centre).square().mean(0)
             return VarianceSplit(centre * (1 - centre), (draws * (1 - draws)).mean(0), epistemic)
         if draws.dim() != 3:
-            raise NotDefined("covariances of the classes are there for outputs (N, C) only; leave full out.")
+            raise NotDefined("covariances of the classes are available only for outputs (N, C); omit full.")
         off = draws - centre
         epistemic = torch.einsum("snc,snd->ncd", off, off) / len(draws)
         second = torch.einsum("snc,snd->ncd", draws, draws) / len(draws)
@@ -166,7 +170,9 @@ class BinaryPrediction(_Probabilities):
     def variance_split(self, full: bool = False) -> VarianceSplit:
         """p̄ (1 − p̄) = E[p (1 − p)] + Var[p] of each label."""
         if full:
-            raise NotDefined("binary labels are independent given the draw; leave full out.")
+            raise NotDefined("binary labels are independent given the draw; omit full.")
+        if self._lazy.split is not None:
+            return self._lazy.split(full)
         draws = self.samples
         centre = draws.mean(0)
         return VarianceSplit(centre * (1 - centre), (draws * (1 - draws)).mean(0), draws.var(0, correction=0))
@@ -195,11 +201,11 @@ class RegressionPrediction:
     def covariance(self) -> Tensor:
         """Epistemic covariance of the outputs (N, K, K)."""
         if self._lazy.covariance is None:
-            raise NotDefined("the covariance of the outputs is there for outputs (N, K) only.")
+            raise NotDefined("the covariance of the outputs is available only for outputs (N, K).")
         return self._lazy.covariance()
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval of the target: (low, high); of the mixture over draws, where there are draws."""
+        """Central interval of the target: (low, high); of the mixture over draws if there are draws."""
         tail = (1 - check_level(level)) / 2
         if self.samples is None:
             z = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
@@ -252,7 +258,7 @@ class CountPrediction:
 
 @dataclass(frozen=True)
 class OutputPrediction:
-    """Mean and covariance of the raw outputs, for a likelihood that whence does not know."""
+    """Mean and covariance of the raw outputs, for a custom likelihood."""
 
     mean: Tensor  # (N, K)
     variance: Tensor  # (N, K), of the outputs: all of it epistemic
@@ -266,7 +272,7 @@ class OutputPrediction:
     @functools.cached_property
     def covariance(self) -> Tensor:
         if self._lazy.covariance is None:
-            raise NotDefined("the covariance of the outputs is there for outputs (N, K) only.")
+            raise NotDefined("the covariance of the outputs is available only for outputs (N, K).")
         return self._lazy.covariance()
 
 
@@ -275,7 +281,7 @@ class JointPrediction:
     """One Gaussian over the outputs of all inputs together."""
 
     mean: Tensor  # (N, C)
-    covariance: Tensor  # (N · C, N · C), example by example
+    covariance: Tensor  # (N · C, N · C), ordered by example
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Outputs of all inputs drawn together (S, N, C)."""
@@ -288,6 +294,13 @@ class JointPrediction:
 
 
 Prediction = ClassificationPrediction | BinaryPrediction | RegressionPrediction | CountPrediction | OutputPrediction
+# The kind of prediction that a posterior makes, for type checkers; one of all kinds where that is not known.
+P_co = TypeVar("P_co", bound=Prediction, covariant=True, default=Prediction)
+
+
+def example_dim(field: str) -> int:
+    """Which dimension of a prediction's field counts examples."""
+    return 1 if field in ("samples", "noise_samples") else 0
 
 
 def quantiles(samples: Tensor, levels: tuple[float, ...]) -> Tensor:

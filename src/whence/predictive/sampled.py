@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, check_finite, joined, size_of, take
-from whence.curvature.jacobian import budget, widened
-from whence.curvature.memory import Room, attempt, release
-from whence.errors import TooLarge, is_out_of_memory
-from whence.functional import Network, fused_attention_off
+from whence.engine.batches import Inputs, check_finite, cut, joined, size_of, take
+from whence.engine.contexts import fused_attention_off
+from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.errors import is_out_of_memory
+from whence.functional import Network
 from whence.likelihoods import Likelihood
+from whence.linalg.dense import widened
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
 
@@ -22,14 +24,33 @@ BATCH = 1024
 BUSY = 64 * 2**20  # bytes of one draw's largest activation that keep a GPU busy
 
 
-class WeightDraws(Sequence[Callable[[Any], Tensor]]):
-    """A fixed set of weight draws: a sequence of functions x → raw outputs, to be used as an ensemble."""
+class FunctionDraws(Sequence[Callable[[Any], Tensor]]):
+    """A fixed set of functions x → raw outputs."""
+
+    likelihood: Likelihood
+
+    @abstractmethod
+    def outputs(self, x: Any) -> Tensor:
+        """Raw outputs of every draw, [S, N, …]."""
+
+    @abstractmethod
+    def modules(self) -> list[nn.Module]:
+        """One plain network for each draw, in evaluation mode, for serving."""
+
+    def predict(self, x: Any) -> Prediction:
+        """Predict with exactly these draws."""
+        outputs = widened(self.outputs(x))
+        check_finite(outputs, "the outputs under the draws", 0)
+        return predict_draws(self.likelihood, outputs)
+
+
+class WeightDraws(FunctionDraws):
+    """A fixed set of weight draws, to be used as an ensemble."""
 
     def __init__(self, network: Network, params: dict[str, Tensor], likelihood: Likelihood) -> None:
         self.network, self.params, self.likelihood = network, params, likelihood
         self._vectorised = True
         self._largest: int | None = None
-        self._room = Room()
 
     def __len__(self) -> int:
         return len(next(iter(self.params.values())))
@@ -54,10 +75,12 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
 
     def outputs(self, x: Any) -> Tensor:
         """Raw outputs of every draw, [S, N, …]."""
+        limits = ChunkLimits()
         with fused_attention_off:
-            found = widened(joined((self._fitting(piece) for piece in self._pieces(x)), dim=1))
-        self._room.say("the prediction", "draw")
-        return found
+            found = (part for piece in self._pieces(x) for part in self._in_parts(piece, limits))
+            outputs = widened(joined(found, dim=1))
+        limits.notify("the prediction", "draw")
+        return outputs
 
     def modules(self) -> list[nn.Module]:
         """One plain network for each draw, for serving."""
@@ -65,31 +88,25 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
 
         return [member(self, s) for s in range(len(self))]
 
-    def predict(self, x: Any) -> Prediction:
-        """Predict with exactly these draws."""
-        outputs = self.outputs(x)
-        check_finite(outputs, "the outputs under the weight draws", 0)
-        return predict_draws(self.likelihood, outputs)
+    def _in_parts(self, inputs: Inputs, limits: ChunkLimits) -> Iterator[Tensor]:
+        """With fewer draws at a time, then fewer inputs, if memory runs out."""
+        return in_parts_that_fit(
+            inputs,
+            lambda some: self._compute(some, limits),
+            limits=limits,
+            size=size_of,
+            split=lambda some, size: list(cut(some, size)),
+            device=self.network.device,
+            too_large=lambda _: (
+                f"a single draw for one input does not fit into the memory of {self.network.device}. Select fewer "
+                "weights with layers=…, or take fewer draws."
+            ),
+        )
 
-    def _fitting(self, inputs: Inputs) -> Tensor:
-        """A piece; with fewer draws together, then fewer inputs, where memory runs out."""
-        while (found := attempt(lambda: self._piece(inputs))) is None:
-            release(self.network.device)
-            size, draws = size_of(inputs), min(self._chunk(inputs), len(self)) if self._vectorised else 1
-            if not self._room.shrink(size, draws):
-                raise TooLarge(
-                    f"one draw for one input does not fit into the memory of {self.network.device}. Select fewer "
-                    "weights with layers=…, or take fewer draws."
-                )
-            if draws == 1:
-                halves = take(inputs, slice(0, size // 2)), take(inputs, slice(size // 2, size))
-                return torch.cat([self._fitting(half) for half in halves], dim=1)
-        return found
-
-    def _piece(self, inputs: Inputs) -> Tensor:
+    def _compute(self, inputs: Inputs, limits: ChunkLimits) -> Tensor:
         if self._vectorised:
             try:
-                return self._together(inputs)
+                return self._together(inputs, limits)
             except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
                 if is_out_of_memory(error):
                     raise
@@ -98,8 +115,9 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
             [self.network.functional({n: p[s] for n, p in self.params.items()}, inputs) for s in range(len(self))]
         )
 
-    def _together(self, inputs: Inputs) -> Tensor:
+    def _together(self, inputs: Inputs, limits: ChunkLimits) -> Tensor:
         step = self._chunk(inputs)
+        step = limits.under_way = min(step, limits.columns or step, len(self))
         run = torch.func.vmap(self.network.functional, in_dims=(0, None))
         pieces = [{n: p[i : i + step] for n, p in self.params.items()} for i in range(0, len(self), step)]
         with warnings.catch_warnings():
@@ -107,22 +125,21 @@ class WeightDraws(Sequence[Callable[[Any], Tensor]]):
             return torch.cat([run(piece, inputs) for piece in pieces])
 
     def _chunk(self, inputs: Inputs) -> int:
-        """How many draws go through together."""
+        """Number of draws at a time."""
         if self._largest is None:
             few = next(self.network.pieces(inputs, 1))
             self._largest = largest_activation(self.network, few)
-        step = draws_together(self._largest * size_of(inputs), self.network.device)
-        return min(step, self._room.columns or step)
+        return draws_together(self._largest * size_of(inputs), self.network.device)
 
 
 def draws_together(size: int, device: torch.device) -> int:
-    """How many draws fit, by the bytes of the largest activation of one.
+    """Number of draws that fit, from the bytes of one draw's largest activation.
 
-    One by one where that keeps a GPU busy: convolutions of several draws become grouped ones, which are slower.
+    One by one if that keeps a GPU busy: convolutions of several draws become grouped convolutions, which are slower.
     """
     if device.type == "cuda" and size >= BUSY:
         return 1
-    return max(1, int(budget(device) // max(4 * size, 1)))
+    return max(1, int(sizes().one_tensor(device) // max(4 * size, 1)))
 
 
 def largest_activation(network: Network, inputs: Inputs) -> int:

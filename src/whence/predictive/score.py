@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from whence.engine.randomness import quasi_normals
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.dense import psd_root
-from whence.randomness import quasi_normals
 
 
 def mixture_loss(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def gaussian_losses(
         return (0.5 * off / total + 0.5 * torch.log(2 * math.pi * total)).double().sum(-1)
     points = quasi_normals(count, mean.shape[-1], mean.device, mean.dtype)
     spread = torch.einsum("rncd,sd->srnc", psd_root(covs), points)
-    if mean.device.type == "cpu":  # one scale at a time stays in the cache
+    if mean.device.type == "cpu":  # one scale at a time fits the cache
         losses = [_spread_loss(likelihood, mean, spread / math.sqrt(s), targets) for s in scales]
         return torch.stack(losses, dim=1)
     return _spread_loss(likelihood, mean, spread.unsqueeze(2) / divisors.sqrt()[:, None, None], targets)

@@ -1,10 +1,10 @@
 """J Σ Jᵀ for many priors at once.
 
-V_kl = Σ_p w_p J_kp J_lp is one matrix product of the rows' products with the weights of all priors. For a Linear layer
+V_kl = Σ_p w_p J_kp J_lp is one matrix product of row products with the weights of all priors. For a Linear layer
 neither rows nor weights are formed. With Kronecker eigenvalues the weights are 1 / (s γ_o α_d + δ), so that
-Σ_d ã_d² / (s γ_o α_d + δ) = h(δ / (s γ_o)) / δ with h(t) = Σ_d ã_d² t / (α_d + t), a function of one variable for each
+Σ_d ã_d² / (s γ_o α_d + δ) = h(δ / (s γ_o)) / δ with h(t) = Σ_d ã_d² t / (α_d + t), a function of one variable per
 input. As a function of log t it is analytic in a strip of half-width π, so a few values on a fine lattice give all
-others: a new prior costs no product over d.
+others, and a new prior needs no product over d.
 
 Index legend: N examples, K outputs (rows of J), P weights, O outputs and D inputs of a layer, R priors, M points.
 """
@@ -14,27 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from whence.engine.memory import sizes
+from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral
 
-if TYPE_CHECKING:
-    from whence.posteriors.block import BlockGaussian
-
 TAPS = 8  # points of the interpolating polynomial
-STEP = math.log(10) / 6  # of the lattice: 1e-7 of the largest value
-ABOVE = 1e8  # times the largest α: beyond, h is constant to rounding
-PRIORS, OUTPUTS = 16, 256  # that are interpolated together: they need neighbouring lattice points
-AT_ONCE = 8 * 2**20  # bytes of products of gradients that are held at a time on the CPU; they stay in the cache
-CUDA_AT_ONCE = 512 * 2**20
-SPREAD = 128 * 2**20  # bytes of one matrix that interpolates for all priors and outputs, on a GPU
+STEP = math.log(10) / 6  # spacing of the lattice: error 1e-7 of the largest value
+ABOVE = 1e8  # h is constant to rounding above this multiple of the largest α
+PRIORS, OUTPUTS = 16, 256  # interpolated together, from neighbouring lattice points
+SPREAD = 128 * 2**20  # bytes of an interpolation matrix for all priors and outputs, on a GPU
 
 
 class Priors:
-    """Gaussians over one block that differ in their prior precision only, and what all inputs share under them."""
+    """Gaussians over one block that differ only in prior precision, and values that all inputs share."""
 
     def __init__(self, gaussians: Sequence[BlockGaussian]) -> None:
         self.gaussians, self.first = gaussians, gaussians[0]
@@ -53,7 +49,7 @@ class Priors:
         return torch.tensor(known, dtype=torch.float64).to(self.device, non_blocking=True)
 
     def weights(self, which: slice) -> Tensor:
-        """1 / (s λ + δ) for some of the eigenvalues, with D⁻¹ where rows are not turned, [R, p]."""
+        """1 / (s λ + δ) for some of the eigenvalues, with D⁻¹ if rows are not rotated, [R, p]."""
         spectral = self.first.spectral
         values = spectral.values.flatten()[which]
         found = 1 / (self.first.scale * values + self.deltas.to(self.dtype).unsqueeze(1))
@@ -61,7 +57,7 @@ class Priors:
         return found if inverse is None else found * inverse[which]
 
     def lattice(self, pair: int, gammas: Tensor, alphas: Tensor) -> Lattice:
-        """That of one Kronecker pair."""
+        """The lattice of one Kronecker pair."""
         if pair not in self._lattices:
             self._lattices[pair] = Lattice(gammas, alphas, self.first.scale, [g.delta for g in self.gaussians])
         return self._lattices[pair]
@@ -72,14 +68,14 @@ class Priors:
 
 
 class Pairs:
-    """Pairs k ≤ l of outputs, and where each stands in a symmetric matrix."""
+    """Pairs k ≤ l of outputs, and their positions in a symmetric matrix."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, columns: int) -> tuple[Tensor, Tensor]:
-        """[2, K (K + 1) / 2], and the number of the pair at each place, [K, K]."""
+        """[2, K (K + 1) / 2], and the index of the pair at each position, [K, K]."""
         if columns not in self._known:
             upper = torch.triu_indices(columns, columns)
             place = torch.empty(columns, columns, dtype=torch.long)
@@ -89,7 +85,7 @@ class Pairs:
         return self._known[columns]
 
 
-def weigh_rows(rows: Tensor, priors: Priors) -> Tensor:
+def weighted_rows(rows: Tensor, priors: Priors) -> Tensor:
     """J diag(1 / (s λ + δ)) Jᵀ for rows [N, K, P] at every δ: [R, N, K, K]."""
     size, columns, weights = rows.shape
     upper, place = priors.pairs(columns)
@@ -102,7 +98,7 @@ def weigh_rows(rows: Tensor, priors: Priors) -> Tensor:
     return found.unflatten(0, (size, -1)).movedim(2, 0)[:, :, place]
 
 
-def weigh_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Tensor:
+def weighted_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Tensor:
     """g̃ diag(Σ_d ã_d² / (s γ α_d + δ)) g̃ᵀ for a2 [N, D] and g [N, K, O] at every δ: [R, N, K, K]."""
     size, columns, outputs = g.shape
     upper, place = pairs(columns)
@@ -118,11 +114,11 @@ def weigh_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Tenso
 
 
 def _at_once(like: Tensor) -> int:
-    return AT_ONCE if like.device.type == "cpu" else CUDA_AT_ONCE
+    return sizes().priors if like.device.type == "cpu" else sizes().cuda_priors
 
 
 class Lattice:
-    """Equally spaced log t, and how h at t = δ / (s γ) for the δ that are asked for comes from h on them."""
+    """Equally spaced log t, and the interpolation of h from them to t = δ / (s γ) for the requested δ."""
 
     def __init__(self, gammas: Tensor, alphas: Tensor, scale: float, deltas: Sequence[float]) -> None:
         device, self.dtype = gammas.device, gammas.dtype
@@ -137,11 +133,11 @@ class Lattice:
         self.kernel = torch.sigmoid(points - alphas.log().unsqueeze(1)).to(self.dtype)  # t / (α + t), [D, M]
         self.shape = tuple(wanted.shape)
         place = (wanted - first) / STEP
-        self.base = place.floor().long() - TAPS // 2 + 1  # the first lattice point that takes part, [R, O]
+        self.base = place.floor().long() - TAPS // 2 + 1  # first lattice point of the interpolation, [R, O]
         self.taps = (_lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
         self.blocks = list(self._blocks()) if device.type == "cpu" else []
         small = self.base.numel() * count * self.kernel.element_size() <= SPREAD
-        self.whole = self._whole(count) if device.type != "cpu" and small else None  # [M, R · O]
+        self.whole = self._interpolation_matrix(count) if device.type != "cpu" and small else None  # [M, R · O]
 
     def table(self, a2: Tensor) -> Tensor:
         """h on the lattice, for every example [N, M]."""
@@ -154,27 +150,27 @@ class Lattice:
         return self._by_taps(table) if self.whole is None else (table @ self.whole).unflatten(1, self.shape)
 
     def _by_products(self, table: Tensor) -> Tensor:
-        """Neighbouring priors and outputs by one small product: fast where the cache is."""
+        """Neighbouring priors and outputs by one small product, which fits the cache."""
         found = table.new_empty(len(table), *self.shape)
         for rs, some, points, taps in self.blocks:
             found[:, rs, some] = (table[:, points] @ taps).unflatten(1, (len(range(self.shape[0])[rs]), -1))
         return found
 
     def _by_taps(self, table: Tensor) -> Tensor:
-        """All at once, one tap after the other: few operations, where their matrix would be too large."""
+        """All at once, one tap after another: few operations, for a matrix that would be too large."""
         found = table.new_zeros(len(table), *self.shape)
         for k in range(TAPS):
             found.addcmul_(table[:, self.base + k], self.taps[..., k])
         return found
 
-    def _whole(self, count: int) -> Tensor:
-        """What interpolates everywhere: mostly zeros, and yet a product with it is what a GPU does fastest."""
+    def _interpolation_matrix(self, count: int) -> Tensor:
+        """The whole interpolation matrix: mostly zeros, but a product with it is fastest on a GPU."""
         index = self.base.flatten() + torch.arange(TAPS, device=self.base.device).unsqueeze(1)
         found = self.taps.new_zeros(count, index.shape[1])
         return found.scatter_add_(0, index, self.taps.flatten(0, 1).mT.contiguous())
 
     def _blocks(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-        """Some priors and outputs, the lattice points they lie between, and what interpolates there, [M', R' · O']."""
+        """Groups of priors and outputs, their lattice points, and the interpolation matrix, [M', R' · O']."""
         steps = torch.arange(TAPS, device=self.base.device)
         for r in range(0, self.shape[0], PRIORS):
             for o in range(0, self.shape[1], OUTPUTS):
@@ -187,7 +183,7 @@ class Lattice:
 
 
 def _lagrange(x: Tensor) -> Tensor:
-    """Weights of the values at 0, 1, …, TAPS − 1 in the polynomial's value at x: [..., TAPS]."""
+    """Lagrange weights of the values at 0, 1, …, TAPS − 1 for the polynomial at x: [..., TAPS]."""
     steps = torch.arange(TAPS, device=x.device, dtype=x.dtype)
     away = x.unsqueeze(-1) - steps
     one = torch.ones_like(away[..., :1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from whence.copies import copy_module
 from whence.errors import NotDefined
 from whence.functional import output_tensor
-from whence.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, standard
 from whence.predictive.sampled import WeightDraws
 
 
@@ -19,11 +20,11 @@ class Served(NamedTuple):
 
     mean: Tensor  # probabilities, or the mean of the target
     uncertainty: Tensor  # total: entropy in nats, or the variance of the target
-    epistemic: Tensor  # the part that the weights cause: mutual information, or variance
+    epistemic: Tensor  # the part due to the weights: mutual information, or variance
 
 
 class Ensemble(nn.Module):
-    """Networks with drawn weights; a subclass says what their outputs mean."""
+    """Networks with drawn weights; subclasses interpret their outputs."""
 
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class ServedRegressor(Ensemble):
 
 
 class ServedHeteroscedastic(Ensemble):
-    """The same where the network gives means and log variances of the noise."""
+    """The same for a network that returns means and log noise variances."""
 
     def forward(self, x: Tensor) -> Served:
         means, log_vars = self.outputs(x).chunk(2, dim=-1)
@@ -101,24 +102,43 @@ def serve(draws: WeightDraws) -> nn.Module:
     return served(draws.likelihood, draws.modules())
 
 
+@singledispatch
 def served(likelihood: Likelihood, members: list[nn.Module]) -> nn.Module:
-    """Networks behind a module that combines what they say."""
-    if isinstance(likelihood, Categorical):
-        return ServedClassifier(members, likelihood.class_dim).eval()
-    if likelihood.task == "binary":
-        return ServedBinary(members).eval()
-    if isinstance(likelihood, Gaussian):
-        like = next(members[0].parameters())
-        return ServedRegressor(members, likelihood.noise.square().to(like.device, like.dtype)).eval()
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        return ServedHeteroscedastic(members).eval()
-    if likelihood.task == "count":
-        return ServedCounts(members).eval()
-    raise NotDefined(f"as_module() does not know how to combine the outputs of {likelihood!r}; see draw().")
+    """Networks behind a module that combines their outputs."""
+    known = standard(likelihood)
+    if known is None:
+        raise NotDefined(f"as_module() cannot combine the outputs of {likelihood!r}; use draw().")
+    return served(known, members)
+
+
+@served.register
+def _(likelihood: Categorical, members: list[nn.Module]) -> nn.Module:
+    return ServedClassifier(members, likelihood.class_dim).eval()
+
+
+@served.register
+def _(likelihood: Bernoulli, members: list[nn.Module]) -> nn.Module:
+    return ServedBinary(members).eval()
+
+
+@served.register
+def _(likelihood: Gaussian, members: list[nn.Module]) -> nn.Module:
+    like = next(members[0].parameters())
+    return ServedRegressor(members, likelihood.noise.square().to(like.device, like.dtype)).eval()
+
+
+@served.register
+def _(likelihood: HeteroscedasticGaussian, members: list[nn.Module]) -> nn.Module:
+    return ServedHeteroscedastic(members).eval()
+
+
+@served.register
+def _(likelihood: Poisson, members: list[nn.Module]) -> nn.Module:
+    return ServedCounts(members).eval()
 
 
 class Logits(nn.Module):
-    """A network that returns an object, by its ``logits``."""
+    """Wraps a network that returns an object, and returns its ``logits``."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

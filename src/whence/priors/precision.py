@@ -1,4 +1,4 @@
-"""Gaussian priors with a diagonal precision that was given: one number, per layer, one for biases, or per weight."""
+"""Gaussian priors with a given diagonal precision: one number, per layer, separate for biases, or per weight."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.blocks import Block, Param
 from whence.errors import BadOption
 from whence.linalg.ratios import PerWeight, Ratio
+from whence.recording.blocks import Block, Param
 
 
 @dataclass(frozen=True)
@@ -28,46 +28,47 @@ class Prior:
 
 @dataclass(frozen=True)
 class BlockPrior:
-    """Precision δ D of some blocks; ``ratio`` is D in their native shape, None where all weights share δ."""
+    """Precision δ D of some blocks; ``ratio`` is D in their native shape, None if all weights share δ."""
 
     delta: float
     ratio: Ratio | None
 
 
 class PriorPrecision(ABC):
-    """The diagonal precision of a Gaussian prior, as the blocks of a posterior ask for it."""
+    """The diagonal precision of a Gaussian prior, by block."""
 
     values: Mapping[str, float | Tensor]  # by parameter: a number, or a tensor in its shape (float64, on the CPU)
+    notes: tuple[str, ...] = ()  # deviations from the requested prior
 
     @abstractmethod
     def scaled_by(self, factors: Mapping[str, float]) -> PriorPrecision:
-        """Another factor for each parameter."""
+        """A copy with each parameter's precision multiplied by a factor."""
 
     @abstractmethod
     def restricted(self, blocks: Sequence[Block]) -> PriorPrecision:
-        """The same of some blocks alone."""
+        """The prior of some blocks only."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """What is written of it, in plain values; tensors are written beside."""
+        """Its plain values, for files; tensors are saved separately."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are written beside, by parameter."""
+        """Its tensors for files, by parameter."""
 
     @abstractmethod
     def describe(self) -> str:
-        """In a few words."""
+        """A short description."""
 
     @abstractmethod
     def given(self) -> Any:
-        """What may be passed as ``prior_precision`` to have it again."""
+        """A value of ``prior_precision`` that gives this prior again."""
 
     @abstractmethod
     def _joined(self, blocks: Sequence[Block], keep: Tensor | None) -> BlockPrior: ...
 
     def of(self, blocks: Sequence[Block], keep: Tensor | None = None) -> BlockPrior:
-        """The prior of blocks that have a structure together; of some entries ``keep`` of their joined vector."""
+        """The prior of blocks that share a structure; ``keep`` selects entries of their concatenated vector."""
         key = (tuple(b.name for b in blocks), keep is None)
         if key not in self._known:
             self._known[key] = self._joined(blocks, keep)
@@ -89,9 +90,9 @@ class PriorPrecision(ABC):
         return torch.cat(pieces)
 
     def variances(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Variance of every weight, in the shapes and types of ``like``."""
-        known = self.values
-        return {n: torch.ones_like(v) / torch.as_tensor(known[n]).to(v) for n, v in like.items()}
+        """Variance of every weight, in the shapes and dtypes of ``like``."""
+        known = {n: torch.as_tensor(v, dtype=torch.float64) for n, v in self.values.items()}
+        return {n: known[n].reciprocal().expand(v.shape).to(v) for n, v in like.items()}
 
     @property
     def number(self) -> float | None:
@@ -101,7 +102,7 @@ class PriorPrecision(ABC):
 
 @dataclass(frozen=True)
 class ByParameter(PriorPrecision):
-    """Precisions that were given."""
+    """Precisions given by parameter."""
 
     values: Mapping[str, float | Tensor]
 
@@ -163,7 +164,7 @@ def by_parameter(given: Any, blocks: Sequence[Block]) -> ByParameter:
 
 
 def by_layer(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str, float]:
-    """A number for each block, from a mapping of layer names (globs) to numbers."""
+    """One number per block, from a mapping of layer names (globs) to numbers."""
     values = _from_mapping(given, blocks)
     found = {b.name: {values[p.name] for p in b.params} for b in blocks if not _has_tensor(values, b)}
     wrong = [b.name for b in blocks if len(found.get(b.name, ())) != 1]
@@ -191,12 +192,12 @@ def positive(value: Any, what: str) -> float:
             f"numbers, a mapping from parameter names to tensors, or a whence.Prior; not {value!r}."
         ) from None
     if not (math.isfinite(number) and number > 0):
-        raise BadOption(f"the prior precision {what} must be positive, but it is {number:g}; 1.0 is a usual start.")
+        raise BadOption(f"the prior precision {what} must be positive, but it is {number:g}; 1.0 is a common choice.")
     return number
 
 
 def _from_mapping(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str, float | Tensor]:
-    """Keys are layer names, parameter names or globs on them; every parameter must be met."""
+    """Keys are layer names, parameter names or globs on them; every parameter must be covered."""
     values: dict[str, float | Tensor] = {}
     used: set[str] = set()
     for block in blocks:
@@ -206,14 +207,14 @@ def _from_mapping(given: Mapping[str, Any], blocks: Sequence[Block]) -> dict[str
             match = match or next((k for k in given if fnmatch.fnmatchcase(p.name, k)), None)
             if match is None:
                 raise BadOption(
-                    f"the prior precision says nothing of {p.name!r} (layer {block.name!r}); add it, or '*'."
+                    f"the prior precision has no entry for {p.name!r} (layer {block.name!r}); add one, or '*'."
                 )
             used.add(match)
             values[p.name] = _entry(given[match], p)
     unknown = set(given) - used - {"*"}
     if unknown:
         names = ", ".join(b.name for b in blocks[:8])
-        raise BadOption(f"the prior precision names {sorted(unknown)[0]!r}, which is no layer. Layers: {names}.")
+        raise BadOption(f"the prior precision names {sorted(unknown)[0]!r}, which is not a layer. Layers: {names}.")
     return values
 
 
@@ -226,7 +227,7 @@ def _entry(value: Any, param: Param) -> float | Tensor:
             )
         if not bool(torch.isfinite(value).all()) or bool((value <= 0).any()):
             raise BadOption(
-                f"the prior precision of {param.name!r} must be positive; its least is {float(value.min()):g}."
+                f"the prior precision of {param.name!r} must be positive; its smallest value is {float(value.min()):g}."
             )
         return value.detach().double().cpu()
     return positive(value, f"of {param.name!r}")

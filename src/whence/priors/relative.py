@@ -1,9 +1,9 @@
-"""A prior whose scale is that of the signal each weight carries; it moves with the network when that is rescaled.
+"""Relative priors: scaled by the signal that each weight carries, so they follow any rescaling of the network.
 
 ``Relative(τ)``: the weight from input i to output o has prior variance V_oi = r_o / (τ D (A_ii + ν κ_i)), with A_ii the
 mean square of input i over the training data (1 for the bias), r_o = Σ_i w_oi² A_ii without the bias, and D the number
 of inputs. Averaged over the training data each pre-activation then has prior variance r_o / τ, to which every input
-contributes equally. Multiply a unit's incoming weights by c and divide its outgoing ones by it: all V move with them.
+contributes equally. Multiply a unit's incoming weights by c and divide its outgoing ones by it: all V follow.
 docs/numbers.md has the rules for other kinds of parameter, and what they do not cover.
 
 Index legend: E Kronecker pairs, O outputs, I input channels, K kernel positions, D inputs (I · K, and 1 for the bias).
@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.blocks import Block, Param
-from whence.curvature.signals import Signal, Signals, kernel_of, matrices
+from whence.curvature.signals import Signal, Signals, kernel_of
 from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.linalg.ratios import PerWeight, Ratio, Separable
 from whence.priors.precision import BlockPrior, PriorPrecision, by_layer, positive
+from whence.recording.blocks import Block, Param
+from whence.recording.roles import matrices
 
 FLOOR = 0.01  # ν
-SLOPE = 1.0  # prior variance of a PReLU slope, times τ: slopes are free of the network's scales
+SLOPE = 1.0  # prior variance of a PReLU slope, times τ: slopes do not depend on the network's scales
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Relative:
     """A prior relative to the signal in the network, to pass as ``prior_precision``: ``Relative(10.0)``.
 
     ``tau`` is its overall precision: one number, or a mapping from layer names (globs) to numbers. ``floor`` is ν:
-    the smallest signal that an input is credited with, relative to the signal that its weights imply. It matters for
+    a lower bound on the signal of an input, relative to the signal that its weights imply. It matters for
     inputs that are rarely active.
     """
 
@@ -43,7 +44,7 @@ class Relative:
     floor: float = FLOOR
 
     def check(self) -> None:
-        """Refuse values that have no meaning."""
+        """Refuse invalid values."""
         for name, value in self.tau.items() if isinstance(self.tau, Mapping) else [("", self.tau)]:
             positive(value, f"τ of {name!r}" if name else "τ")
         if not 0 <= self.floor < float("inf"):
@@ -58,10 +59,10 @@ class RelativePrecision(PriorPrecision):
     """Precision τ D of each block, with D from the trained weights and the sums over the data."""
 
     taus: Mapping[str, float]  # by block
-    shapes: Mapping[str, Ratio]  # D: of a matrix in the shape of its form, else flat
+    shapes: Mapping[str, Ratio]  # D; in the native shape for a matrix, otherwise flat
     blocks: tuple[Block, ...]
     floor: float = FLOOR
-    notes: tuple[str, ...] = ()  # what had to be done otherwise
+    notes: tuple[str, ...] = ()  # deviations from the requested prior
 
     @property
     def values(self) -> Mapping[str, float | Tensor]:  # type: ignore[override]
@@ -99,7 +100,7 @@ class RelativePrecision(PriorPrecision):
     def scaled_by(self, factors: Mapping[str, float]) -> PriorPrecision:
         by_block = {b.name: {factors.get(p.name, 1.0) for p in b.params} for b in self.blocks}
         if any(len(each) > 1 for each in by_block.values()):
-            raise NotDefined("a relative prior has one τ for each layer; its weight and bias cannot move apart.")
+            raise NotDefined("a relative prior has one τ per layer; weight and bias cannot be scaled separately.")
         return replace(self, taus={name: tau * by_block[name].pop() for name, tau in self.taus.items()})
 
     def levelled(self) -> RelativePrecision:
@@ -129,12 +130,12 @@ class RelativePrecision(PriorPrecision):
 def relative_precision(
     given: Relative, blocks: Sequence[Block], network: Network, signals: Signals
 ) -> RelativePrecision:
-    """The prior of a network's blocks from its weights, and from what was summed over the data."""
+    """The prior of a network's blocks from its weights and the sums over the data."""
     given.check()
     missing = [b.name for b in blocks if b.name not in signals]
     if missing:
         raise NotDefined(
-            f"a relative prior needs sums over the data that this posterior does not have (of {missing[0]!r}): it was "
+            f"a relative prior needs sums over the data that this posterior does not have (for {missing[0]!r}): it was "
             "made by an older version. Fit it again, or pass a number for an isotropic prior."
         )
     taus = by_layer(given.tau, blocks) if isinstance(given.tau, Mapping) else dict.fromkeys(
@@ -151,7 +152,7 @@ def relative_precision(
 
 
 def shape_of(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor: float) -> tuple[Ratio, str]:
-    """D of a block's prior precision τ D, and what is to be said of it."""
+    """D of a block's prior precision τ D, and a note."""
     kind = signal.description.kind
     if kind == "matrix":
         return _of_matrix(block, weights, signal, floor)
@@ -190,7 +191,7 @@ def _of_matrix(block: Block, weights: Mapping[str, Tensor], signal: Signal, floo
     assert form is not None
     native = form.weight_to_native(weights[block.params[0].name].reshape(-1))  # [E, O, I · K]
     if signal.description.head and form.pairs == 1:
-        native = native - native.mean(1, keepdim=True)  # softmax ignores what all classes share
+        native = native - native.mean(1, keepdim=True)  # softmax is invariant to a shift of all classes
     split = native.unflatten(-1, (-1, kernel)).square().sum(-1)  # [E, O, I]
     external = torch.tensor(signal.description.external)
     number = form.inputs + form.bias
@@ -209,10 +210,10 @@ def _of_matrix(block: Block, weights: Mapping[str, Tensor], signal: Signal, floo
 def separable_scales(
     squares: Tensor, kernel: int, mean: Tensor, external: Tensor, number: int, floor: float
 ) -> tuple[Tensor, Tensor, bool]:
-    """r [E, O] and A + ν κ [E, I], from Σ_k w² [E, O, I] and A [E, I]; False where no weight carries a signal.
+    """r [E, O] and A + ν κ [E, I], from Σ_k w² [E, O, I] and A [E, I]; False if no weight carries a signal.
 
-    ν κ_i keeps inputs that are hardly ever active from having all of the prior's variance: κ_i = 1 / (D q_i) with q_i
-    the mean over outputs (and kernel positions) of w_oi² / r_o is what the weights show the input to be worth.
+    ν κ_i keeps inputs that are rarely active from taking all of the prior variance: κ_i = 1 / (D q_i) with q_i
+    the mean over outputs (and kernel positions) of w_oi² / r_o is the signal that the weights imply for the input.
     """
     energy = (squares @ mean.unsqueeze(-1)).squeeze(-1)  # r, [E, O]
     live = energy > 0
@@ -229,7 +230,7 @@ def separable_scales(
 
 
 def _without_signal(weight: Tensor, bias: Tensor | None) -> Separable:
-    """Of a layer whose inputs are never active: by its weights alone, [E, O, D] and [E, O]."""
+    """The shape for a layer whose inputs are never active, from its weights [E, O, D] and bias [E, O] alone."""
     rows, columns, size = two_way(weight.square())
     d, e = (1 / (size * rows.exp())).squeeze(-1), (-columns).exp().squeeze(-2)  # V = size · exp(row + column)
     if bias is not None:
@@ -239,7 +240,7 @@ def _without_signal(weight: Tensor, bias: Tensor | None) -> Separable:
 
 
 def _filled(values: Tensor, typical: Any = torch.Tensor.median) -> Tensor:
-    """Zeros replaced by what is typical of the others: in the same row where there are any, else of all; 1 if none."""
+    """Replace zeros by a typical value: of the same row if it has any, otherwise of all rows; 1 if there is none."""
     known = values > 0
     if bool(known.all()):
         return values
@@ -252,7 +253,7 @@ def _filled(values: Tensor, typical: Any = torch.Tensor.median) -> Tensor:
 
 
 def _of_recurrent(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor: float) -> tuple[Ratio, str]:
-    """Every matrix alone, with the bias of its own."""
+    """The shape of a recurrent block: each matrix separately, with its own bias."""
     found: dict[str, Tensor] = {}
     note = ""
     widths = [p.shape[1] for p in matrices(block)]
@@ -298,10 +299,10 @@ def _of_affine(block: Block, weights: Mapping[str, Tensor], signal: Signal, floo
 
 
 def _of_parameter(kind: str, value: Tensor, signal: Signal, convolved: bool) -> Tensor:
-    """V τ of a parameter, zero where nothing is known, in its shape."""
+    """V τ of a parameter in its shape; zero where nothing is known."""
     if kind == "bias":
         return signal.mean_squares().reshape(value.shape)
-    if kind == "shift":  # x + b is like a normalisation with γ = 1 that does not move
+    if kind == "shift":  # x + b is like a normalisation with fixed γ = 1
         return (signal.mean_squares().reshape(value.shape) + value.square()) / 2
     if kind == "table":
         often = signal.squares / signal.count.clamp(min=1e-300)  # how often each row is looked up
@@ -313,9 +314,9 @@ def _of_parameter(kind: str, value: Tensor, signal: Signal, convolved: bool) -> 
 
 
 def _two_way(value: Tensor, convolved: bool) -> Tensor:
-    """What rows and columns explain of a parameter's squares; of one whose use is not known, in its shape.
+    """A row-and-column fit to a parameter's squares in its shape, where its use is unknown.
 
-    Rows and columns are the last two dimensions, of convolutions the first two.
+    Rows and columns are the last two dimensions, or the first two of a convolution.
     """
     squares = value.square()
     if value.dim() < 2:
@@ -329,9 +330,9 @@ def _two_way(value: Tensor, convolved: bool) -> Tensor:
 
 
 def two_way(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(row, column, size) with w² ≈ size · exp(row + column): it follows every rescaling of rows and of columns.
+    """(row, column, size) with w² ≈ size · exp(row + column): it is equivariant to rescaling of rows and columns.
 
-    Least squares in log w² of what is not zero; ``size`` makes up for the mean of logarithms, which is below the
+    Least squares in log w² over non-zero entries; ``size`` corrects for the mean of logarithms, which is below the
     logarithm of the mean. Rows and columns are the last two dimensions.
     """
     known = squares > 0

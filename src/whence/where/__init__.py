@@ -1,1 +1,1 @@
-"""Where in the network the uncertainty sits: tables."""
+"""Tables of where in the network the uncertainty comes from."""

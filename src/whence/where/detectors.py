@@ -1,29 +1,136 @@
-"""The detectors of novel inputs that are in use today, beside novelty: a score for each input, higher = more novel.
+"""Common detectors of novel inputs, for comparison with novelty: one score per input, higher is more novel.
 
-Index legend: N inputs, n training inputs, C outputs, D features.
+Index legend: N inputs, n training inputs, C outputs, D features, O outputs of a layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whence.errors import BadData, BadOption, NotDefined, need
+from whence.engine.batches import Batch, Inputs, as_inputs, from_numpy, is_pair, size_of
+from whence.engine.contexts import fused_attention_off
+from whence.errors import BadData, BadOption, NotDefined
 from whence.metrics import Estimate, detection
-from whence.metrics.tables import text
-from whence.where.features import Features, bare, features_of
-from whence.where.novelty import novelty
+from whence.tables import Table, text
+from whence.where.activations import hooked
+from whence.where.novelty import Reference, novelty
 from whence.where.shares import shares
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
-    from whence.where.reference import Reference
+    from whence.posteriors.laplace.posterior import Laplace
 
 NEIGHBOURS = 50
-PAIRS = 2**24  # distances that are held at once
+DISTANCES = 2**24
+BATCH = 256
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def detectors(posterior: Laplace, x: Any, *, train: Any = None, reference: Any = None) -> dict[str, Tensor]:
+    """The score of every applicable detector, [N] each.
+
+    - ``novelty``: the combined score of :func:`whence.novelty`, if there is a reference;
+    - ``entropy`` and ``mutual_information`` of the posterior's prediction; ``variance``, the sum of the variances of
+      outputs (logits centred) due to the weights;
+    - ``max_probability`` (1 − it) and ``energy`` of the plain network, for classification;
+    - with ``train``, the (inputs, targets) of training: ``mahalanobis`` and ``neighbours`` of the last features,
+      ``mahalanobis_layers``, summed over the outputs of all layers.
+    """
+    return _Detectors(posterior, train, reference).scores(x)
+
+
+@dataclass(frozen=True)
+class DetectorRow:
+    """How well one detector separates outside from inside."""
+
+    detector: str
+    auroc: Estimate
+    fpr95: Estimate
+
+
+@dataclass(frozen=True)
+class DetectorTable:
+    """Made by :func:`whence.compare_detectors`; sorted by AUROC."""
+
+    rows: tuple[DetectorRow, ...]
+    inside: int  # number of inputs
+    outside: int
+
+    def __getitem__(self, detector: str) -> DetectorRow:
+        for row in self.rows:
+            if row.detector == detector:
+                return row
+        raise KeyError(detector)
+
+    def to_pandas(self) -> Any:
+        """One row for each detector, as a ``pandas.DataFrame``; intervals as columns ``_low`` and ``_high``."""
+        columns: dict[str, list[Any]] = {"detector": [row.detector for row in self.rows]}
+        for name in ("auroc", "fpr95"):
+            found = [getattr(row, name).to_dict() for row in self.rows]
+            columns |= {name: [d["value"] for d in found]}
+            columns |= {f"{name}_{end}": [d[end] for d in found] for end in ("low", "high")}
+        return Table(columns).to_pandas()
+
+    def __str__(self) -> str:
+        rows = [[row.detector, str(row.auroc), str(row.fpr95)] for row in self.rows]
+        return f"{self.inside:,} inputs inside, {self.outside:,} outside\n{text(('detector', 'AUROC', 'FPR95'), rows)}"
+
+
+def compare_detectors(
+    posterior: Laplace, inside: Any, outside: Any, *, train: Any, reference: Reference | Any = None
+) -> DetectorTable:
+    """AUROC and FPR95 of every detector for in-distribution test inputs against others.
+
+    ``inside`` must be neither training data nor reference.
+    """
+    every = _Detectors(posterior, train, reference)
+    if every.reference is None:
+        raise NotDefined("novelty needs a reference: tune on validation data, or pass reference=validation_inputs.")
+    within, beyond = every.scores(inside), every.scores(outside)
+    rows = []
+    for name, values in within.items():
+        found = detection(values, beyond[name])
+        rows.append(DetectorRow(name, found["auroc"], found["fpr95"]))
+    rows.sort(key=lambda row: -row.auroc)
+    return DetectorTable(tuple(rows), len(within["variance"]), len(beyond["variance"]))
+
+
+class _Detectors:
+    """All detectors, with training data read once."""
+
+    def __init__(self, posterior: Laplace, train: Any, reference: Any) -> None:
+        self.posterior = posterior
+        self.reference = posterior.reference if reference is None else reference
+        self.labels, self.softmax = posterior.likelihood.has_labels, posterior.likelihood.shift_invariant
+        self.trained: Trained | None = None
+        if train is not None:
+            features = features_of(posterior, train, targets=True)
+            self.trained = Trained.fit(features, self.labels, posterior.network.device)
+
+    def scores(self, x: Any) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        x = bare(x)
+        if self.reference is not None:
+            found["novelty"] = novelty(self.posterior, x, reference=self.reference).score
+        if self.labels:
+            prediction = self.posterior.predict(x)
+            for name, field in (("entropy", "entropy"), ("mutual_information", "epistemic")):
+                value: Tensor = getattr(prediction, field)
+                found[name] = value.double().cpu().reshape(len(value), -1).sum(1)
+        found["variance"] = shares(self.posterior, x).total
+        features = features_of(self.posterior, x)
+        if self.softmax:
+            found |= {"max_probability": max_probability(features.logits), "energy": energy(features.logits)}
+        if self.trained is not None:
+            found |= self.trained.scores(features)
+        return found
+
+
+# Scores of the plain network
 
 
 def max_probability(logits: Tensor) -> Tensor:
@@ -45,11 +152,10 @@ class Mahalanobis:
 
     @classmethod
     def fit(cls, features: Tensor, labels: Tensor | None) -> Mahalanobis:
-        """Labels of ``None``: one class."""
+        """``labels=None``: one class."""
         features = features.double()
-        index = (
-            torch.zeros(len(features), dtype=torch.long) if labels is None else labels.unique(return_inverse=True)[1]
-        )
+        labels = torch.zeros(len(features)) if labels is None else labels
+        index = labels.unique(return_inverse=True)[1]
         classes = int(index.max()) + 1
         counts = torch.bincount(index, minlength=classes).double().unsqueeze(1)
         means = features.new_zeros(classes, features.shape[1]).index_add(0, index, features) / counts
@@ -60,29 +166,30 @@ class Mahalanobis:
     def __call__(self, features: Tensor) -> Tensor:
         """The squared distance from the nearest class, [N]."""
         features = features.double()
-        turned = features @ self.precision
-        cross = turned @ self.means.mT  # [N, C]
-        own = (turned * features).sum(1, keepdim=True)
+        scaled = features @ self.precision
+        cross = scaled @ self.means.mT  # [N, C]
+        own = (scaled * features).sum(1, keepdim=True)
         return (own - 2 * cross + (self.means @ self.precision * self.means).sum(1)).amin(1).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Distance from the k-th nearest training input, features scaled to length 1 (Sun et al. 2022)."""
+    """Distance to the k-th nearest training input, with features scaled to length 1 (Sun et al. 2022)."""
 
-    train: Tensor  # [n, D], on the device where distances are taken
+    train: Tensor  # [n, D], on the device where distances are computed
     k: int
+    at_once: int = DISTANCES  # distances in memory at once
 
     @classmethod
     def fit(cls, features: Tensor, k: int = NEIGHBOURS, device: torch.device | str = "cpu") -> Neighbours:
         if not 1 <= k <= len(features):
             raise BadOption(f"k={k} is not in 1..{len(features)}, the number of training inputs.")
-        return cls(unit(features).to(device), k)
+        return cls(_unit_length(features).to(device), k)
 
     def __call__(self, features: Tensor) -> Tensor:
         lengths = self.train.square().sum(1)
         found = []
-        for piece in unit(features).split(max(1, PAIRS // len(self.train))):
+        for piece in _unit_length(features).split(max(1, self.at_once // len(self.train))):
             near = piece.to(self.train.device)
             away = torch.addmm(lengths, near, self.train.mT, alpha=-2)  # ‖b‖² − 2 aᵀb, [N, n]
             kth = away.topk(self.k, dim=1, largest=False).values[:, -1] + near.square().sum(1)
@@ -90,14 +197,13 @@ class Neighbours:
         return torch.cat(found)
 
 
-def unit(features: Tensor) -> Tensor:
-    """Scaled to length 1."""
+def _unit_length(features: Tensor) -> Tensor:
     return torch.nn.functional.normalize(features.double(), dim=1)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the detectors that need training data keep of it."""
+    """The detectors that need training data."""
 
     last: Mahalanobis
     layers: dict[str, Mahalanobis]
@@ -115,7 +221,7 @@ class Trained:
     def scores(self, features: Features) -> dict[str, Tensor]:
         missing = set(self.layers) - set(features.layers)
         if missing:
-            raise BadData(f"the layer {min(missing)!r} was not called, or not with these inputs along its first axis.")
+            raise BadData(f"the layer {min(missing)!r} was not called, or its first axis is not these inputs.")
         every = torch.stack([distance(features.layers[name]) for name, distance in self.layers.items()])
         return {
             "mahalanobis": self.last(features.last),
@@ -124,110 +230,63 @@ class Trained:
         }
 
 
-def detectors(posterior: Laplace, x: Any, *, train: Any = None, reference: Any = None) -> dict[str, Tensor]:
-    """The score of every detector that is defined here, [N] each.
-
-    - ``novelty``: the combined score of :func:`whence.novelty`, if there is a reference;
-    - ``entropy`` and ``mutual_information`` of the posterior's prediction; ``variance``, the sum of the variances of
-      outputs (logits centred) that its weights cause;
-    - ``max_probability`` (1 − it) and ``energy`` of the plain network, for classification;
-    - with ``train``, the (inputs, targets) it was trained on: ``mahalanobis`` and ``neighbours`` of the last features,
-      ``mahalanobis_layers``, summed over the outputs of all layers.
-    """
-    return _Detectors(posterior, train, reference).scores(x)
-
-
-class _Detectors:
-    """All detectors, with training data read once."""
-
-    def __init__(self, posterior: Laplace, train: Any, reference: Any) -> None:
-        self.posterior, self.reference = posterior, reference
-        if reference is None:
-            self.reference = getattr(posterior, "reference", None)
-        self.classes = posterior.likelihood.task in ("classification", "binary")
-        self.trained: Trained | None = None
-        if train is not None:
-            features = features_of(posterior, train, targets=True)
-            self.trained = Trained.fit(features, self.classes, posterior.network.device)
-
-    def scores(self, x: Any) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        x = bare(x)
-        if self.reference is not None:
-            found["novelty"] = novelty(self.posterior, x, reference=self.reference).score
-        found |= _of_prediction(self.posterior, x)
-        features = features_of(self.posterior, x)
-        if self.posterior.likelihood.task == "classification":
-            found |= {"max_probability": max_probability(features.logits), "energy": energy(features.logits)}
-        if self.trained is not None:
-            found |= self.trained.scores(features)
-        return found
-
-
-def _of_prediction(posterior: Laplace, x: Any) -> dict[str, Tensor]:
-    """Entropy, mutual information and variance, where the prediction has them."""
-    found = {}
-    if posterior.likelihood.task in ("classification", "binary"):
-        prediction = posterior.predict(x)
-        for name, field in (("entropy", "entropy"), ("mutual_information", "epistemic")):
-            value: Tensor = getattr(prediction, field)
-            found[name] = value.double().cpu().reshape(len(value), -1).sum(1)
-    return found | {"variance": shares(posterior, x).total}
+# Features
 
 
 @dataclass(frozen=True)
-class DetectorRow:
-    """How well one detector tells outside from inside."""
+class Features:
+    """Features of N inputs, float64 on the CPU."""
 
-    detector: str
-    auroc: Estimate
-    fpr95: Estimate
-
-
-@dataclass(frozen=True)
-class DetectorTable:
-    """Made by :func:`whence.compare_detectors`; the best AUROC comes first."""
-
-    rows: tuple[DetectorRow, ...]
-    inside: int  # number of inputs
-    outside: int
-
-    def __getitem__(self, detector: str) -> DetectorRow:
-        for row in self.rows:
-            if row.detector == detector:
-                return row
-        raise KeyError(detector)
-
-    def to_pandas(self) -> Any:
-        """One row for each detector, as a ``pandas.DataFrame``; intervals as columns ``_low`` and ``_high``."""
-        rows = []
-        for row in self.rows:
-            cells: dict[str, Any] = {"detector": row.detector}
-            for name, value in (("auroc", row.auroc), ("fpr95", row.fpr95)):
-                cells |= {name: float(value), f"{name}_low": value.low, f"{name}_high": value.high}
-            rows.append(cells)
-        return need("pandas", "pandas").DataFrame(rows)
-
-    def __str__(self) -> str:
-        rows = [[row.detector, str(row.auroc), str(row.fpr95)] for row in self.rows]
-        return f"{self.inside:,} inputs inside, {self.outside:,} outside\n{text(('detector', 'AUROC', 'FPR95'), rows)}"
+    logits: Tensor  # [N, C]
+    last: Tensor  # [N, D]: the input of the last linear layer
+    layers: dict[str, Tensor]  # name → [N, O]: outputs of linear, conv and attention layers, mean over positions
+    targets: Tensor | None = None  # [N]
 
 
-def compare_detectors(
-    posterior: Laplace, inside: Any, outside: Any, *, train: Any, reference: Reference | Any = None
-) -> DetectorTable:
-    """AUROC and FPR95 of every detector for in-distribution test inputs and others.
+def bare(data: Any) -> Any:
+    """Inputs or a loader that can be read repeatedly; of a pair its inputs."""
+    data = from_numpy(data)
+    if isinstance(data, Iterator):
+        raise BadData("the inputs are a one-shot iterator, but detectors read them several times. Pass a loader.")
+    return data[0] if is_pair(data) else data
 
-    ``inside`` must be neither training data nor reference.
-    """
-    every = _Detectors(posterior, train, reference)
-    if every.reference is None:
-        raise NotDefined("novelty needs a reference: tune on validation data, or pass reference=validation_inputs.")
-    within, beyond = every.scores(inside), every.scores(outside)
-    rows = []
-    for name, values in within.items():
-        found = detection(values, beyond[name])
-        rows.append(DetectorRow(name, found["auroc"], found["fpr95"]))
-    rows.sort(key=lambda row: -row.auroc)
-    first = next(iter(within))
-    return DetectorTable(tuple(rows), len(within[first]), len(beyond[first]))
+
+def features_of(posterior: Laplace, data: Any, *, targets: bool = False) -> Features:
+    """Features of inputs, a loader or a pair; with ``targets`` of data that has them."""
+    network = posterior.network
+    pieces = network.read(data, "train") if targets else as_inputs(bare(data), network.device, network.dtype, BATCH)
+    parts = [_features(posterior, piece) for piece in pieces]
+    common = [name for name in parts[0].layers if all(name in p.layers for p in parts)]
+    return Features(
+        torch.cat([p.logits for p in parts]),
+        torch.cat([p.last for p in parts]),
+        {name: torch.cat([p.layers[name] for p in parts]) for name in common},
+        torch.cat([p.targets for p in parts if p.targets is not None]) if targets else None,
+    )
+
+
+def _features(posterior: Laplace, piece: Inputs | Batch) -> Features:
+    inputs, targets = (piece.inputs, piece.targets) if isinstance(piece, Batch) else (piece, None)
+    size = size_of(inputs)
+    layers: dict[str, Tensor] = {}
+    last: list[Tensor] = []
+
+    def keep(name: str, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        if output.dim() >= 2 and len(output) == size:
+            first = isinstance(module, CONVOLUTIONS)  # channels come before positions, otherwise after them
+            places = tuple(range(2, output.dim()) if first else range(1, output.dim() - 1))
+            layers[name] = (output.mean(places) if places else output).double().cpu()
+        if isinstance(module, nn.Linear) and given and given[0].dim() == 2 and len(given[0]) == size:
+            last[:] = [given[0].double().cpu()]
+
+    modules = {
+        name: module
+        for name, module in posterior.network.module.named_modules()
+        if isinstance(module, (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS))
+    }
+    with torch.no_grad(), fused_attention_off, hooked(modules, keep):
+        logits = posterior.network(inputs)
+    if not last:
+        raise NotDefined("the network calls no nn.Linear on [N, D]; detectors of its last features are not defined.")
+    labels = None if targets is None else targets.reshape(size, -1)[:, 0].cpu()
+    return Features(logits.double().cpu().reshape(size, -1), last[0], layers, labels)

@@ -1,38 +1,57 @@
-"""How unlike the training data an input is, layer by layer, and overall.
+"""Novelty: how much an input differs from the training data, by layer and overall.
 
-Per input and layer ``unexplained`` = tr V_b(x) / tr V_b(x; prior): the part of what the prior left open that the
-training data have not settled. Held against in-distribution inputs it gives a p-value for each layer; combined, a score
-and an overall p-value, which is uniform on fresh in-distribution inputs however the layers depend on each other.
+Per input and layer ``unexplained`` = tr V_b(x) / tr V_b(x; prior): the fraction of the prior variance that training did
+not remove. Relative to in-distribution reference inputs it gives a p-value for each layer; combined, they give a score
+and an overall p-value, which is uniform on new in-distribution inputs, whatever the dependence between layers.
+
+A prior tuned for prediction is often so strong that everything is unexplained. Novelty uses its own: the shape
+D of a relative prior, and for every layer the δ under which the training data leave a small part of their own
+curvature, tr[H' δ (s H' + δ)⁻¹] / tr H' = left with H' = D^{-1/2} H D^{-1/2}. It depends only on network and data, so
+novelty changes neither with the prior precision nor with the data scale. (EKFAC and low rank keep the shape of the
+prior that they were fitted with.)
 
 Index legend: N inputs, B layers, n reference inputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from whence.errors import BadOption, NotDefined, need, one_of
-from whence.metrics.tables import text
-from whence.where.combining import COMBINATIONS, DEFAULT, Combination, combined, overall, ranks
-from whence.where.reference import Reference, own_precision, profile, reference_of
+from whence.engine.batches import from_numpy, is_pair
+from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice, one_of
+from whence.linalg.gaussian import BlockGaussian
+from whence.linalg.structures import InBasis
+from whence.posteriors.base import require_posterior
+from whence.priors import RELATIVE, RelativePrecision
+from whence.tables import Table, text
+from whence.where.p_values import COMBINATIONS, Combination, combined, conformal
+from whence.where.question import ProbesOption, Question
+from whence.where.shares import shares
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.laplace.posterior import Laplace
 
-SHOWN = 10  # inputs that describe() puts in words
+LEFT = 0.001  # of the training data's own curvature, unexplained under the prior of novelty
+ENOUGH = 100  # reference inputs, for p-values of 1%
+STEPS = 200  # of the bisection, at most
+VANISHING = 1e-30  # squared gradients that are unreliable in single precision
+DESCRIBED = 10  # inputs that describe() lists
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """Made by :func:`whence.novelty`. Small p-values: the input is unlike the reference, and so the training data."""
+    """Made by :func:`whence.novelty`. Small p-values: the input differs from reference and training data."""
 
     names: tuple[str, ...]  # of the layers
     unexplained: Tensor  # [N, B], float64 on the CPU
     p_values: Tensor  # [N, B]
-    score: Tensor  # [N], higher is more novel; it goes on rising where p-values have reached 1 / (n + 1)
+    score: Tensor  # [N], higher is more novel; it still rises where p-values have reached 1 / (n + 1)
     p_value: Tensor  # [N], overall
     reference: Reference
     combine: str
@@ -42,45 +61,47 @@ class Novelty:
 
     @property
     def layer(self) -> tuple[str, ...]:
-        """The layer with the smallest p-value for each input; of equal ones the earliest."""
+        """The layer with the smallest p-value for each input; the earliest among equal ones."""
         return tuple(self.names[b] for b in self.p_values.argmin(1).tolist())
 
     def flag(self, level: float = 0.01) -> Tensor:
-        """Whether each input is novel, bool [N]; of fresh in-distribution inputs ``level`` are flagged."""
+        """Whether each input is novel, bool [N]; a fraction ``level`` of new in-distribution inputs is flagged."""
         least = 1 / (self.reference.size + 1)
         if not least <= level < 1:
             raise BadOption(
-                f"level={level} is not in {least:.2g}..1: {self.reference.size} reference inputs give no smaller "
-                "p-value. Take more of them, or a larger level."
+                f"level={level} is not in {least:.2g}..1: {self.reference.size} reference inputs allow no smaller "
+                "p-value. Use more of them, or a larger level."
             )
         return self.p_value <= level
 
     def words(self, index: int, level: float = 0.01) -> str:
-        """What is to be said of one input."""
+        """One input in words."""
         if not -len(self) <= index < len(self):
             raise BadOption(f"there is no input {index} among {len(self)}.")
         index %= len(self)
         p, by_layer = float(self.p_value[index]), self.p_values[index]
         most = int(by_layer.argmin())
+
+        def named(layer: int) -> str:
+            return f"{self.names[layer]!r} (p = {float(by_layer[layer]):.2g})"
+
         if p > level:
-            return f"input {index} is like the training data (p = {p:.2g}; least in {self._of(index, most)})."
+            return f"input {index} is like the training data (p = {p:.2g}; smallest in {named(most)})."
         below = (by_layer <= level).nonzero().flatten().tolist()
         if not below:
-            return f"input {index} departs from the training data (p = {p:.2g}) in all layers together, in none alone."
-        places = f"first in {self._of(index, below[0])}"
-        if most != below[0]:
-            places += f", most in {self._of(index, most)}"
+            return f"input {index} differs from the training data (p = {p:.2g}) overall, but in no single layer."
+        places = f"first in {named(below[0])}" + (f", most in {named(most)}" if most != below[0] else "")
         others = len(below) - len({below[0], most})
         more = f", and in {others} more {'layer' if others == 1 else 'layers'}" if others else ""
-        return f"input {index} departs from the training data (p = {p:.2g}): {places}{more}."
+        return f"input {index} differs from the training data (p = {p:.2g}): {places}{more}."
 
     def describe(self, level: float = 0.01) -> str:
         """The summary, and the most novel inputs in words."""
         flagged = int(self.flag(level).sum())
-        order = self.score.argsort(descending=True, stable=True)[: min(flagged, SHOWN)].tolist()
+        order = self.score.argsort(descending=True, stable=True)[: min(flagged, DESCRIBED)].tolist()
         lines = [str(self), *(self.words(i, level) for i in order)]
-        if flagged > SHOWN:
-            lines.append(f"… and {flagged - SHOWN:,} more.")
+        if flagged > DESCRIBED:
+            lines.append(f"… and {flagged - DESCRIBED:,} more.")
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
@@ -89,16 +110,14 @@ class Novelty:
         columns["layer"] = self.layer
         columns |= {f"p_value:{name}": self.p_values[:, b] for b, name in enumerate(self.names)}
         columns |= {f"unexplained:{name}": self.unexplained[:, b] for b, name in enumerate(self.names)}
-        plain = {key: value.numpy() if isinstance(value, Tensor) else value for key, value in columns.items()}
-        return need("pandas", "pandas").DataFrame(plain)
+        return Table(columns).to_pandas()
 
     def __str__(self) -> str:
         level = max(0.01, 1 / (self.reference.size + 1))
         novel = self.flag(level)
-        count, total = int(novel.sum()), len(self)
         head = (
-            f"{count:,} of {total:,} inputs have p ≤ {level:.2g} (about {level * total:.0f} would if none were novel; "
-            f"{self.reference.size:,} reference inputs, layers combined by {self.combine!r})"
+            f"{int(novel.sum()):,} of {len(self):,} inputs have p ≤ {level:.2g} (about {level * len(self):.0f} would "
+            f"if none were novel; {self.reference.size:,} reference inputs, layers combined by {self.combine!r})"
         )
         firsts = [name for name, flagged in zip(self.layer, novel.tolist(), strict=True) if flagged]
         here, usual = self.unexplained.median(0).values, self.reference.unexplained.median(0).values
@@ -107,41 +126,199 @@ class Novelty:
             [name, f"{here[b]:.3g}", f"{usual[b]:.3g}", f"{int(below[b]):,}", f"{firsts.count(name):,}"]
             for b, name in enumerate(self.names)
         ]
-        columns = ("layer", "unexplained", "in reference", f"p ≤ {level:.2g}", "smallest p of novel ones")
+        columns = ("layer", "unexplained", "in reference", f"p ≤ {level:.2g}", "smallest p of novel inputs")
         return f"{head}\n{text(columns, rows)}"
 
-    def _of(self, index: int, layer: int) -> str:
-        return f"{self.names[layer]!r} (p = {float(self.p_values[index, layer]):.2g})"
 
-
-def novelty(posterior: Laplace, x: Any, *, reference: Any = None, combine: Combination = "auto") -> Novelty:
+def novelty(
+    posterior: Laplace, x: Any, *, reference: Any = None, combine: Combination = "auto", probes: ProbesOption = "auto"
+) -> Novelty:
     """How unlike the training data the inputs are.
 
     ``reference``: in-distribution inputs that were not trained on, or :func:`whence.reference_of` them, made once;
     ``None`` takes what the posterior was tuned on. ``combine``: how layers become one score. ``"gauss"`` (``"auto"``)
     asks how likely it is that some layers are shifted, given how layers correlate; ``"fisher"`` sums log p-values,
-    ``"smallest"`` takes the smallest, and ``"cauchy"`` is between the two.
+    ``"smallest"`` takes the smallest, and ``"cauchy"`` is between the two. ``probes``: random output columns,
+    the same for all inputs, as for :meth:`whence.Laplace.where`; a reference has its own.
     """
     one_of(combine, COMBINATIONS, "combine")
-    known = _reference(posterior, reference)
-    unexplained = profile(posterior, x, known.precision or own_precision(posterior, known.left))
-    own, score = combined(known.unexplained, unexplained, combine)
+    known = posterior.reference if reference is None else reference
+    if known is None:
+        raise NotDefined(
+            "novelty is measured relative to in-distribution inputs, but this posterior has none: tune it on "
+            "validation data, or pass reference=validation_inputs (not the training data)."
+        )
+    if isinstance(known, Reference):
+        known = known.check(posterior, probes)
+    else:
+        known = reference_of(posterior, known, probes=probes)
+    precision = known.precision or novelty_precision(posterior, known.left)
+    unexplained, _ = unexplained_by_layer(posterior, x, precision, known.probes or "exact")
+    score, p_value = combined(known.unexplained, unexplained, combine)
     return Novelty(
         names=known.names,
         unexplained=unexplained,
-        p_values=ranks(known.unexplained, unexplained),
+        p_values=conformal(known.unexplained, unexplained),
         score=score,
-        p_value=overall(own, score),
+        p_value=p_value,
         reference=known,
-        combine=DEFAULT if combine == "auto" else combine,
+        combine="gauss" if combine == "auto" else combine,
     )
 
 
-def _reference(posterior: Laplace, given: Any) -> Reference:
-    given = getattr(posterior, "reference", None) if given is None else given
-    if given is None:
-        raise NotDefined(
-            "novelty is held against in-distribution inputs, and this posterior has none: tune it on validation data, "
-            "or pass reference=validation_inputs (not the training data)."
+# The reference
+
+
+@dataclass(frozen=True)
+class Reference:
+    """tr V_b / tr V_b(prior) of in-distribution inputs that the network was not trained on."""
+
+    names: tuple[str, ...]  # of the layers
+    unexplained: Tensor  # [n, B], float64 on the CPU
+    left: float = LEFT  # unexplained share of the training data's curvature under the prior of novelty
+    network: str = ""  # hash of the weights
+    precision: tuple[float, ...] = ()  # δ / s of every layer that follows from ``left``; empty: to be computed again
+    probes: int = 0  # random output columns, the same for all inputs; 0: exact
+
+    @property
+    def size(self) -> int:
+        """Number of inputs."""
+        return len(self.unexplained)
+
+    def check(self, posterior: Laplace, probes: ProbesOption = "auto") -> Reference:
+        """Refuse a reference of another network, or with other columns."""
+        if probes not in ("auto", self.probes or "exact"):
+            raise BadOption(f"probes={probes!r}: the reference has {self.probes or 'exact'!r}. Make another one.")
+        names = tuple(b.name for b in posterior.blocks)
+        remedy = "Create one with whence.reference_of(posterior, validation_inputs)."
+        if self.names != names:
+            raise BadOption(
+                f"the reference has the layers {_few(self.names)}, the posterior has {_few(names)}. {remedy}"
+            )
+        if self.network and posterior.network.hash and self.network != posterior.network.hash:
+            raise BadOption(f"the reference belongs to a network with other weights. {remedy}")
+        return self
+
+    def __repr__(self) -> str:
+        return f"Reference({self.size:,} inputs, {len(self.names)} layers)"
+
+
+def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: ProbesOption = "auto") -> Reference:
+    """The reference of in-distribution inputs: validation data, a loader of it, or an (inputs, targets) pair.
+
+    Not the training data: the network fits them better than new data, which would then seem novel.
+    ``left`` is the share of the training data's curvature that stays unexplained under the prior of novelty.
+    """
+    data = from_numpy(data)
+    precision = novelty_precision(posterior, left)
+    unexplained, columns = unexplained_by_layer(posterior, data[0] if is_pair(data) else data, precision, probes)
+    count = len(unexplained)
+    if count < 2:
+        raise BadData(f"a reference needs at least two inputs, not {count}; use {ENOUGH} or more.")
+    if count < ENOUGH:
+        notice(
+            f"the reference has {count} inputs, so no p-value can be below {1 / (count + 1):.2g}; use {ENOUGH} or more."
         )
-    return given.check(posterior) if isinstance(given, Reference) else reference_of(posterior, given)
+    names = tuple(b.name for b in posterior.blocks)
+    return Reference(names, unexplained, left, posterior.network.hash, precision, columns)
+
+
+def with_reference(posterior: Laplace, validation: Any) -> Laplace:
+    """The posterior with the reference of its validation inputs; unchanged if novelty is not defined."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # a small reference matters only if novelty is used
+        try:
+            return replace(posterior, reference=reference_of(posterior, validation))
+        except (NotDefined, BadData):
+            return posterior
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+# The prior of novelty
+
+
+def unexplained_by_layer(
+    posterior: Laplace, x: Any, precision: tuple[float, ...], probes: ProbesOption = "auto"
+) -> tuple[Tensor, int]:
+    """What is unexplained under the prior of novelty, [N, B], and the number of random columns (0 if exact).
+
+    The columns are the same for all inputs, so the result is a fixed function of the input and p-values stay valid.
+
+    Where an input's gradients in a layer vanish (it saturates, or all its units are off) the ratio is 0 / 0. It counts
+    as 1: the training data give no information about it.
+    """
+    weak = with_novelty_prior(posterior, precision)
+    found = shares(weak, x, Question(probes=probes, same_columns=True))
+    deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
+    steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
+    return torch.where(steepness > VANISHING, found.unexplained, 1.0), found.question.random_columns or 0
+
+
+def with_novelty_prior(posterior: Laplace, precision: tuple[float, ...]) -> Laplace:
+    """The posterior under the prior of novelty: δ / s of every layer as given."""
+    posterior, factors = _with_novelty_shape(posterior), {}
+    for block, wanted in zip(posterior.blocks, precision, strict=True):
+        group = posterior.blocks if posterior.curvature.joint else [block]
+        factor = wanted * posterior.scale / posterior.block_prior(group).delta
+        factors.update({p.name: factor for p in block.params})
+    return replace(posterior.under(posterior.prior.scaled_by(factors)), tuning=None)
+
+
+def _with_novelty_shape(posterior: Laplace) -> Laplace:
+    """The posterior with the prior shape of novelty."""
+    fixed = any(isinstance(s, InBasis) for s in posterior.curvature.structures)
+    prior = posterior.prior
+    if isinstance(prior, RelativePrecision):
+        prior = prior.levelled()
+    elif not fixed and all(b.name in posterior.curvature.signals for b in posterior.blocks):
+        prior = posterior.resolved(RELATIVE)
+    return replace(posterior.under(prior), tuning=None)
+
+
+def novelty_precision(posterior: Laplace, left: float = LEFT) -> tuple[float, ...]:
+    """δ / s of every layer with tr[H' δ (s H' + δ)⁻¹] / tr H' = ``left``."""
+    posterior = require_posterior(posterior, "the posterior of novelty").as_laplace("novelty")
+    if posterior.curvature.keep is not None:
+        raise NotDefined("novelty of a subnetwork mask is not defined; select whole layers instead.")
+    fraction(left, "left", f"{LEFT} is the default")
+    found: list[float] = []
+    for gaussian, blocks in _with_novelty_shape(posterior).gaussians():
+        found += [_delta(gaussian, left) / posterior.scale] * len(blocks)
+    return tuple(found)
+
+
+def _delta(gaussian: BlockGaussian, left: float) -> float:
+    """Find δ by Newton's method in log δ, with bisection if a step leaves the bracket."""
+    values = gaussian.spectral.values.double()
+    weights = values.clamp(min=0)
+    total, top = weights.sum(), float(values.max()) * gaussian.scale
+    if not top > 0:
+        return gaussian.delta  # no curvature: nothing is explained under any prior
+    least = max(-gaussian.spectral.lowest * gaussian.scale * (1 + 1e-6), top * 1e-14)
+    low, high = math.log(least), math.log(max(top, least) * 1e6)
+    wide = replace(gaussian, spectral=_in_double(gaussian, values))
+    at = after = (low + high) / 2
+    for step in range(STEPS):
+        delta = math.exp(at)
+        rest = delta / replace(wide, delta=delta).precision
+        part, slope = (torch.stack([(weights * rest).sum(), (weights * rest * (1 - rest)).sum()]) / total).tolist()
+        low, high = (at, high) if part < left else (low, at)
+        newton = at - math.log(part / left) * part / slope if part > 0 and slope > 0 else low
+        after = newton if low < newton < high and step % 4 != 3 else (low + high) / 2
+        if high - low < 1e-12 or abs(after - at) < 1e-13:
+            break
+        at = after
+    return math.exp(after)
+
+
+def _in_double(gaussian: BlockGaussian, values: Tensor) -> Any:
+    """The decomposition with eigenvalues in double precision; its vectors are not needed."""
+    changes: dict[str, Any] = {"values": values}
+    for name in ("left_values", "right_values"):
+        found = getattr(gaussian.spectral, name, None)
+        if isinstance(found, Tensor):
+            changes[name] = found.double()
+    return replace(gaussian.spectral, **changes)  # type: ignore[type-var]

@@ -1,55 +1,92 @@
-"""Tables of a layer's weights and units.
+"""Quantities of single weights under a Laplace posterior, and how they differ between layers and units.
 
-Index legend: P weights of a block, U units.
+Index legend: P weights of a block, n values.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from whence.curvature.blocks import Block
-from whence.curvature.units import units_of
-from whence.where.shares import UnitShares
-from whence.where.tabular import Table
+from whence.errors import one_of
+from whence.linalg.gaussian import BlockGaussian
+from whence.recording.blocks import Block
+from whence.recording.units import units_of
+from whence.tables import Table
 
 if TYPE_CHECKING:
-    from whence.posteriors.block import BlockGaussian
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.laplace.posterior import Laplace
+
+COMPARED = 20_000  # largest number of weights compared per layer, evenly spaced
 
 
-def identified_of(posterior: Laplace, block: Block) -> Tensor:
-    """1 − posterior variance / prior variance of each weight, [P] in float64 on the CPU."""
-    if posterior.curvature.joint:
-        return 1 - variance_of(posterior, block) * posterior.prior.flat(list(block.params)).double().cpu()
-    return block.to_flat(_gaussian_of(posterior, block).identified()).double().cpu()
+# One number for each weight, [P] in float64 on the CPU
 
 
-def thinned(values: Tensor, limit: int) -> Tensor:
-    """At most ``limit`` of the values, evenly spaced."""
-    return values[:: -(-len(values) // limit)]
+def weights_of(posterior: Laplace, block: Block) -> Tensor:
+    """The trained weights."""
+    return block.gather(posterior.network.params).detach().double().cpu()
 
 
 def variance_of(posterior: Laplace, block: Block) -> Tensor:
-    """Posterior variance of each weight, [P] in float64 on the CPU."""
+    """Posterior variance."""
     if posterior.curvature.joint:
         return block.gather(posterior.variance()).double().cpu()
-    return block.to_flat(_gaussian_of(posterior, block).variance()).double().cpu()
+    return block.to_flat(gaussian_of(posterior, block.name)[0].variance()).double().cpu()
+
+
+def std_of(posterior: Laplace, block: Block) -> Tensor:
+    """Posterior standard deviation."""
+    return variance_of(posterior, block).sqrt()
+
+
+def identified_of(posterior: Laplace, block: Block) -> Tensor:
+    """1 − posterior variance / prior variance."""
+    if posterior.curvature.joint:
+        return 1 - variance_of(posterior, block) * posterior.prior.flat(list(block.params)).double().cpu()
+    return block.to_flat(gaussian_of(posterior, block.name)[0].identified()).double().cpu()
+
+
+def signal_to_noise_of(posterior: Laplace, block: Block) -> Tensor:
+    """|weight| / standard deviation."""
+    return weights_of(posterior, block).abs() / std_of(posterior, block)
 
 
 def curvature_of(posterior: Laplace, block: Block) -> Tensor:
-    """diag(H) / N of each weight, [P] in float64 on the CPU: the curvature of one example's loss, without any prior."""
-    noise = posterior.scale / posterior.data_scale  # a noise that was tuned changes the loss
+    """diag(H) / N: the curvature of one example's loss, without the prior."""
+    noise = posterior.scale / posterior.data_scale  # a tuned noise changes the loss
     factor = noise / max(posterior.curvature.record.data_size, 1e-300)
     return factor * block.gather(curvature_diagonal(posterior)).double().cpu()
 
 
+def relative_curvature_of(posterior: Laplace, block: Block) -> Tensor:
+    """weight² diag(H) / N, which is invariant to rescaling of the network."""
+    return weights_of(posterior, block).square() * curvature_of(posterior, block)
+
+
+Quantity = Literal["std", "identified", "signal_to_noise", "curvature", "relative_curvature"]
+QUANTITIES: dict[Quantity, Callable[[Laplace, Block], Tensor]] = {
+    "std": std_of,
+    "identified": identified_of,
+    "signal_to_noise": signal_to_noise_of,
+    "curvature": curvature_of,
+    "relative_curvature": relative_curvature_of,
+}
+
+
+def gaussian_of(posterior: Laplace, layer: str) -> tuple[BlockGaussian, Sequence[Block]]:
+    """The Gaussian that a layer belongs to: its own, or that of all layers if they are correlated."""
+    return next((g, blocks) for g, blocks in posterior.gaussians() if layer in [b.name for b in blocks])
+
+
 def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
-    """diag(H) by parameter, as its structure has it."""
+    """diag(H) by parameter, according to its structure."""
     found: dict[str, Tensor] = {}
-    for structure, blocks in zip(posterior.curvature.structures, posterior.groups(), strict=True):
+    for structure, blocks in zip(posterior.curvature.structures, posterior.curvature.groups, strict=True):
         native = structure.diagonal()
         flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
         for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
@@ -57,63 +94,126 @@ def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
     return found
 
 
-def _gaussian_of(posterior: Laplace, block: Block) -> BlockGaussian:
-    return next(g for g, blocks in posterior.gaussians() if blocks[0].name == block.name)
+def thinned(values: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` of the values, evenly spaced."""
+    return values[:: -(-len(values) // limit)]
 
 
-def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
-    """One row for each weight, in the block's order."""
-    mean = block.gather(posterior.mean()).double().cpu()
-    curvature = curvature_of(posterior, block)
-    units = units_of(posterior.network, block)
-    names, places = [], []
-    for p in block.params:
-        names += [p.name] * p.numel
-        places += [tuple(i) for i in torch.cartesian_prod(*map(torch.arange, p.shape)).reshape(p.numel, -1).tolist()]
+# Differences between layers and units
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Rank-based effect sizes, which unlike p-values do not depend on the number of weights."""
+
+    of: str
+    between: Table  # pairs of layers: medians and Cliff's δ
+    inside: Table  # each layer's units: Kruskal–Wallis H and ε²
+    overall: float  # ε² of all layers together
+
+    def __str__(self) -> str:
+        limits = ((0.01, "hardly"), (0.06, "weakly"), (0.14, "clearly"))
+        words = next((word for limit, word in limits if self.overall < limit), "strongly")
+        return (
+            f"layers differ {words} in {self.of} (ε² = {self.overall:.3f})\n\nbetween layers\n{self.between}\n\n"
+            f"inside layers, between units\n{self.inside}"
+        )
+
+
+def differences(posterior: Laplace, of: Quantity = "std") -> Differences:
+    """Differences between layers, and between the units of each layer."""
+    one_of(of, QUANTITIES, "quantity")
+    values = {b.name: QUANTITIES[of](posterior, b) for b in posterior.blocks}
+    compared = {name: thinned(v, COMPARED) for name, v in values.items()}
+    names = list(values)
+    pairs = [(first, second) for i, first in enumerate(names) for second in names[i + 1 :]]
+    units = {b.name: units_of(posterior.network, b) for b in posterior.blocks}
+    inside = [_between_units(values[name], units[name].of_weight, units[name].count) for name in names]
+    return Differences(
+        of,
+        Table(
+            {
+                "first": [first for first, _ in pairs],
+                "second": [second for _, second in pairs],
+                "first_median": [float(values[first].median()) for first, _ in pairs],
+                "second_median": [float(values[second].median()) for _, second in pairs],
+                "delta": [cliffs_delta(compared[first], compared[second]) for first, second in pairs],
+            }
+        ),
+        Table(
+            {
+                "name": names,
+                "units": [units[name].count for name in names],
+                "H": [h for h, _ in inside],
+                "epsilon_squared": [effect for _, effect in inside],
+            }
+        ),
+        kruskal(list(compared.values()))[1],
+    )
+
+
+def _between_units(values: Tensor, unit: Tensor, count: int) -> tuple[float, float]:
+    step = -(-len(values) // (10 * COMPARED))
+    values, unit = values[::step], unit[::step]
+    order = unit.argsort(stable=True)
+    sizes = [n for n in torch.bincount(unit, minlength=count).tolist() if n]
+    return kruskal(values[order].split(sizes))
+
+
+def magnitude(posterior: Laplace) -> Table:
+    """Weight magnitude against uncertainty: Spearman's ρ of |w| with std and with identified, by layer and overall."""
+    sizes = [weights_of(posterior, block).abs() for block in posterior.blocks]
+    stds = [std_of(posterior, block) for block in posterior.blocks]
+    identified = [identified_of(posterior, block) for block in posterior.blocks]
+    for values in (sizes, stds, identified):
+        values.append(torch.cat(values))
     return Table(
         {
-            "parameter": names,
-            "index": places,
-            "unit": units.of_weight,
-            "weight": mean,
-            "std": variance.sqrt(),
-            "identified": identified_of(posterior, block),
-            "signal_to_noise": mean.abs() / variance.sqrt(),
-            "curvature": curvature,
-            "relative_curvature": mean.square() * curvature,
+            "name": [*(block.name for block in posterior.blocks), "all layers"],
+            "weights": [len(size) for size in sizes],
+            "rho_std": [spearman(size, std) for size, std in zip(sizes, stds, strict=True)],
+            "rho_identified": [spearman(size, known) for size, known in zip(sizes, identified, strict=True)],
         }
     )
 
 
-def unit_table(
-    posterior: Laplace,
-    block: Block,
-    variance: Tensor,
-    found: UnitShares | None = None,
-    total: float = 0.0,
-    prior_total: float = 0.0,
-) -> Table:
-    """One row for each unit; with shares of the network's whole variance if they are given."""
-    mean = block.gather(posterior.network.params).detach().double().cpu()
-    curvature = curvature_of(posterior, block)
-    units = units_of(posterior.network, block)
-    counts = units.total(torch.ones_like(variance))
-    identified = units.total(identified_of(posterior, block))
-    columns = {
-        "unit": torch.arange(units.count),
-        "weights": counts.long(),
-        "std": (units.total(variance) / counts).sqrt(),
-        "identified": identified / counts,
-        "effective_parameters": identified,
-        "signal_to_noise": (units.total(mean.square() / variance) / counts).sqrt(),
-        "curvature": units.total(curvature) / counts,
-        "relative_curvature": units.total(mean.square() * curvature) / counts,
-    }
-    if found is not None:
-        tiny = torch.finfo(torch.float64).tiny
-        columns["variance_share"] = found.variance / max(total, tiny)
-        columns["prior_share"] = found.prior / max(prior_total, tiny)
-        known = 1 - found.variance / found.prior.clamp(min=tiny)
-        reaches = found.prior > 1e-14 * prior_total  # a unit that reaches nothing explains nothing
-        columns["explained"] = torch.where(reaches, known, 0.0)
-    return Table(columns, f"a unit is a {units.kind} of {block.name}")
+# Rank statistics
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """Ranks 1 to n from the smallest; ties get the mean of their ranks, [n]."""
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts.double() - 1) / 2)[inverse]
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Correlation of the ranks; 0 if one of the two is constant."""
+    a, b = average_ranks(x), average_ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(a.norm() * b.norm())
+    return float(a @ b) / scale if scale else 0.0
+
+
+def cliffs_delta(x: Tensor, y: Tensor) -> float:
+    """P(X > Y) − P(X < Y) (Cliff 1993), from −1 to 1."""
+    ordered = y.sort().values
+    x = x.contiguous()
+    above = torch.searchsorted(ordered, x)
+    below = len(y) - torch.searchsorted(ordered, x, right=True)
+    return float((above - below).double().mean()) / len(y)
+
+
+def kruskal(groups: Sequence[Tensor]) -> tuple[float, float]:
+    """H of Kruskal & Wallis (1952), corrected for ties, and ε² = (H − k + 1) / (n − k), at least 0."""
+    values = torch.cat(list(groups))
+    n, k = len(values), len(groups)
+    ranks = average_ranks(values)
+    sizes = [len(g) for g in groups]
+    means = torch.stack([part.mean() for part in ranks.split(sizes)])
+    squares = (ranks - ranks.mean()).square().sum()
+    if float(squares) == 0 or k < 2 or n <= k:
+        return 0.0, 0.0
+    between = (torch.tensor(sizes, dtype=torch.float64) * (means - ranks.mean()).square()).sum()
+    h = float((n - 1) * between / squares)
+    return h, max(0.0, (h - k + 1) / (n - k))

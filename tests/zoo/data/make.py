@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from whence.errors import WhenceError
+from whence.zoo.data.catalogue import KNOWN
 from whence.zoo.data.description import Description, File
-from whence.zoo.data.known import KNOWN
 
 TRAIN, TEST = 12, 8
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.zoo.data import make
 from whence.errors import BadFile
-from whence.zoo.data import download as downloads
+from whence.zoo.data import files as downloads
 from whence.zoo.data import load
 from whence.zoo.data.description import File
-from whence.zoo.data.download import fetch
+from whence.zoo.data.files import fetch
 
 CONTENT = bytes(range(256)) * 1000
 Server = Callable[..., str]
@@ -79,7 +79,7 @@ def test_without_a_length(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ({"body": CONTENT[:-10], "length": len(CONTENT)}, "broken off after 255,990 of 256,000 bytes"),
+        ({"body": CONTENT[:-10], "length": len(CONTENT)}, "interrupted after 255,990 of 256,000 bytes"),
         ({"body": CONTENT[:-10]}, "md5"),
         ({"body": CONTENT[:-10], "length": None}, "md5"),
         ({"body": CONTENT[:-1] + b"x"}, "md5"),
@@ -91,7 +91,7 @@ def test_failures_leave_nothing(site: Site, tmp_path: Path, answer: dict, says: 
     url = site.give("/a.bin", **answer)
     with pytest.raises(BadFile) as error:
         fetch(file_of(url), tmp_path / "a.bin", progress=False)
-    make.line(error, "a.bin", url, says, tmp_path, "by hand")
+    make.line(error, "a.bin", url, says, tmp_path, "manually")
     assert list(tmp_path.iterdir()) == []
 
 

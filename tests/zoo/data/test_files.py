@@ -86,7 +86,7 @@ def test_missing_cifar_says_that_the_subset_is_there(tmp_path: Path) -> None:
     (tmp_path / "cifar10.npz").touch()
     with pytest.raises(BadFile) as error:
         load("cifar10", root=tmp_path, download=False)
-    make.line(error, "cifar10 was not found", "'cifar10-subset' is there")
+    make.line(error, "cifar10 was not found", "'cifar10-subset' is available")
     with pytest.raises(BadFile) as error:
         load("cifar10", root=tmp_path / "elsewhere", download=False)
     assert "subset" not in make.line(error)
@@ -247,7 +247,7 @@ def test_the_test_part_alone_needs_no_training_files(tmp_path: Path, monkeypatch
     assert data.train is None and data.validation is None and data.test is not None and both.test is not None
     assert torch.equal(data.test.inputs, both.test.inputs)
     assert torch.equal(data.test.targets, both.test.targets)
-    with pytest.raises(BadOption, match="leave out test_only"):
+    with pytest.raises(BadOption, match="omit test_only"):
         load("digits", test_only=True)
 
 

@@ -27,8 +27,8 @@ def test_idx_gives_back_what_was_written() -> None:
         (b"\0\0\x0d\x03" + bytes(12), "begins with 00000d03"),
         (b"\x1f\x8b\x08\x03" + bytes(12), "begins with 1f8b0803"),
         (make.idx(np.zeros((2, 3), np.uint8)) + bytes(8), "begins with 00000802"),
-        (make.idx(np.zeros((2, 3, 4), np.uint8))[:-1], "holds 23 values, but its header says 2 x 3 x 4 = 24"),
-        (make.idx(np.zeros((2, 3, 4), np.uint8)) + b"\0", "holds 25 values"),
+        (make.idx(np.zeros((2, 3, 4), np.uint8))[:-1], "has 23 values, but its header says 2 x 3 x 4 = 24"),
+        (make.idx(np.zeros((2, 3, 4), np.uint8)) + b"\0", "has 25 values"),
     ],
 )
 def test_idx_refuses(content: bytes, says: str) -> None:
@@ -53,7 +53,7 @@ def test_cifar100_takes_the_fine_label() -> None:
 def test_cifar_refuses_part_of_a_record(cut: int) -> None:
     with pytest.raises(BadFile) as error:
         readers.cifar(make.cifar(3)[:-cut], HERE, 1)
-    make.line(error, HERE, "no multiple of records of 3073")
+    make.line(error, HERE, "not a multiple of its 3073-byte records")
 
 
 def test_cifar_refuses_an_empty_file() -> None:

@@ -128,8 +128,9 @@ def test_folds_refuse() -> None:
         lambda: folds("cubic"),
         lambda: folds("mnist"),
         lambda: folds("iris", k=1),
-        lambda: folds("iris", validation=3),
     ):
         with pytest.raises(BadOption) as error:
             call()
         make.line(error)
+    with pytest.raises(TypeError, match="validation"):
+        folds("iris", validation=3)  # type: ignore[call-arg]

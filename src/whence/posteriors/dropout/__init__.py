@@ -1,4 +1,4 @@
-"""MC dropout: masks are the draws."""
+"""MC dropout: the draws are masks."""
 
 from whence.posteriors.dropout.posterior import Dropout, dropout
 

@@ -1,4 +1,4 @@
-"""Ensembles: members are the draws; fitted ones, and mixtures of Laplace posteriors."""
+"""Ensembles, whose members are the draws: fitted ensembles, and mixtures of Laplace posteriors."""
 
 from whence.posteriors.ensembles.fit import fit_ensemble
 from whence.posteriors.ensembles.laplace import LaplaceEnsemble, laplace_ensemble

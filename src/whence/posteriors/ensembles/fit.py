@@ -1,38 +1,60 @@
-"""``whence.fit_ensemble``: members from a factory, trained side by side, one after the other, or in processes."""
+"""``whence.fit_ensemble``: members from a factory, trained under ``vmap``, one by one, or in processes."""
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from whence.curvature.distributed import Ranks, together
-from whence.errors import BadOption, notice
+from whence.copies import copy_module
+from whence.engine.checkpoint import TOGETHER, CheckpointFile
+from whence.engine.files import read_meta
+from whence.engine.randomness import preserved_random_state, resolve_seed
+from whence.engine.ranks import Ranks, on_all_ranks
+from whence.errors import BadOption, notice, whole_numbers
 from whence.functional import Network
-from whence.likelihoods import Gaussian, Likelihood, resolve
-from whence.posteriors.ensembles.build import Factory, Job, check_factory, guarded
-from whence.posteriors.ensembles.exchange import History, check_ranks, fingerprint, gathered, in_turn
-from whence.posteriors.ensembles.folder import Folder, manifest_of
-from whence.posteriors.ensembles.loss import MeanNll, residual_noise
+from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
+from whence.posteriors.ensembles.factory import Factory, History, MemberTrainer, check_factory
+from whence.posteriors.ensembles.parallel import (
+    MemberFolder,
+    check_ranks,
+    first_rank_first,
+    gather_members,
+    manifest_of,
+    train_in_processes,
+)
 from whence.posteriors.ensembles.posterior import Ensemble, make
-from whence.posteriors.ensembles.process import run_processes
-from whence.posteriors.ensembles.stack import slow_together
-from whence.posteriors.ensembles.together import Together, group_size, obstacle
-from whence.randomness import resolve_seed
+from whence.posteriors.ensembles.vectorised import (
+    VectorisedTraining,
+    group_size,
+    histories,
+    obstacle,
+    slower_vectorised,
+)
+from whence.training.checkpoint import TrainingCheckpoint
+from whence.training.examples import training_parts
+from whence.training.feed import ExamplesFeed, device_of
+from whence.training.loop import Plan, run
+from whence.training.losses import MeanNegativeLogLikelihood, residual_noise
+from whence.training.settings import Settings
+from whence.training.supervised import training_feed
+
+CHECKPOINT_EVERY = 30.0  # seconds
+Trained = dict[int, tuple[nn.Module, History]]  # by member
 
 
 @torch.inference_mode(False)
-@together
+@on_all_ranks
 def fit_ensemble(
     factory: Factory,
     data: Any,
     *,
-    likelihood: Likelihood | Literal["classification", "binary", "regression"],
+    likelihood: Likelihood | LikelihoodName,
     members: int = 5,
     seed: int | None = None,
     generator: torch.Generator | None = None,
@@ -49,152 +71,145 @@ def fit_ensemble(
     progress: bool = True,
     **settings: Any,
 ) -> Ensemble:
-    """Train networks that differ in their first weights and in the order of the data, and make them an ensemble.
+    """Train an ensemble of networks that differ in their initial weights and in the order of the data.
 
     Args:
-        factory: makes a fresh network each time; called without arguments under a seed of its own for each member, or
+        factory: makes a new network each time; called without arguments under a separate seed for each member, or
             with ``seed=`` if it takes one.
         data: the training data, as for :func:`whence.zoo.train`.
         likelihood: each member minimises its mean negative log likelihood; with ``"regression"`` the noise is the root
             mean square of the members' training residuals.
         members: how many networks.
-        seed: member k has seeds derived from (seed, k): the same whatever the number of members and the way they are
-            trained (0); or a ``generator`` that one is drawn from.
+        seed: member k has seeds derived from (seed, k): independent of the number of members and of how they are
+            trained (0); or a ``generator`` to draw it from.
         epochs, lr, batch_size, optimiser, validation, **settings: as in :class:`whence.zoo.Settings`.
-        vectorised: train members of one architecture side by side under ``vmap``; ``"auto"`` does so where it can and
-            says why where it cannot (and not for convolutions on a processor, where it is slower); ``True`` refuses
-            instead.
-        processes: train this many members at a time, each in a process of its own.
-        checkpoint: a folder; finished members are kept there and not trained again.
-        process_group: a torch process group (or True for the default one) whose ranks share out the members; each
-            passes the same data, all of them, and gets all members.
+        vectorised: train members of one architecture together under ``vmap``; ``"auto"`` does so if possible and
+            says why not otherwise (and not for convolutions on a CPU, where it is slower); ``True`` raises an
+            error instead.
+        processes: train this many members at a time, each in its own process.
+        checkpoint: a folder; finished members are saved there and not trained again.
+        process_group: a torch process group (or True for the default one) whose ranks divide the members; each
+            passes all of the data, and gets all members.
         progress: whether to show a progress bar.
     """
-    from whence.zoo import DataSet, Settings
-
     seed = resolve_seed(seed, generator)
-    if isinstance(members, bool) or not isinstance(members, int) or members < 1:
-        raise BadOption(f"members={members} must be a whole number, at least 1.")
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
-        raise BadOption(f"processes={processes} must be a whole number, 0 or more.")
+    whole_numbers(members=members)
+    whole_numbers(0, processes=processes)
     if vectorised not in (True, False, "auto"):
         raise BadOption(f"vectorised={vectorised!r} is not True, False or 'auto'.")
     if processes and vectorised is True:
-        raise BadOption("vectorised=True trains all members in one process; it does not go with processes.")
+        raise BadOption("vectorised=True trains all members in one process; it cannot be combined with processes.")
     check_factory(factory, processes)
     resolved, estimate = resolve(likelihood)
-    loss = Gaussian(1.0) if estimate else resolved
-    chosen = {"epochs": epochs, "lr": lr, "optimiser": optimiser, **settings}
-    chosen |= {} if batch_size is None else {"batch_size": batch_size}
-    plan = Settings().with_(loss=MeanNll(loss), **chosen)
-    if isinstance(data, DataSet):
-        validation = data.validation if validation is None else validation
-        data = data.train
+    minimised = Gaussian(1.0) if estimate else resolved
+    explicit = {} if batch_size is None else {"batch_size": batch_size}
+    chosen = {"epochs": epochs, "lr": lr, "optimiser": optimiser, **explicit, **settings}
+    plan = Settings().with_(loss=MeanNegativeLogLikelihood(minimised), **chosen)
+    data, validation = training_parts(data, validation)
     place = None if device is None else str(device)
-    job = Job(factory, data, validation, plan, tuple(k for k in chosen if k == "batch_size"), seed, place)
-    if members > 1 or not processes:  # a process of its own has a copy of its own
-        job.check(members)
+    trainer = MemberTrainer(factory, data, validation, plan, explicit, seed, place)
+    if members > 1 or not processes:  # each process makes its own copy
+        trainer.check(members)
     ranks: Ranks = process_group
-    check_ranks(ranks, job, members, loss)
-    with contextlib.ExitStack() as stack:
-        with in_turn(ranks, checkpoint is not None):
-            folder = _folder(job, loss, checkpoint, processes, stack)
+    check_ranks(ranks, trainer, members, minimised)
+    with ExitStack() as stack:
+        folder = None
+        if checkpoint is not None:
+            with first_rank_first(ranks, True):
+                folder = MemberFolder.opened(checkpoint, manifest_of(trainer, minimised))
+        elif processes:
+            folder = MemberFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whence-"))))
         mine = range(ranks.rank, members, ranks.size)
-        own = _train(job, mine, folder, loss, vectorised, processes, progress and ranks.rank == 0)
-    trained = gathered(ranks, job, members, own)
+        own = _train(trainer, mine, folder, minimised, vectorised, processes, progress and ranks.rank == 0)
+    trained = gather_members(ranks, trainer, members, own)
     networks = [Network.snapshot(model) for model, _ in trained]
-    with guarded():
+    with preserved_random_state():  # a loader may shuffle
         found = residual_noise(networks, data) if estimate else resolved
-    return make(networks, found, None, [history for _, history in trained])
-
-
-def _folder(
-    job: Job, likelihood: Likelihood, checkpoint: str | Path | None, processes: int, stack: contextlib.ExitStack
-) -> Folder | None:
-    """Where members are kept; a temporary place for those of other processes."""
-    if checkpoint is not None:
-        first = job.build(0)
-        job.fresh.waiting[0] = first  # as it was: the manifest only reads
-        return Folder.opened(checkpoint, manifest_of(job, likelihood, first, fingerprint(job.data)))
-    if not processes:
-        return None
-    return Folder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whence-"))))
+        probe = next(iter(networks[0].read(data))).inputs
+    return make(networks, found, None, [history for _, history in trained], probe)
 
 
 def _train(
-    job: Job,
+    trainer: MemberTrainer,
     members: Sequence[int],
-    folder: Folder | None,
+    folder: MemberFolder | None,
     likelihood: Likelihood,
     vectorised: bool | str,
     processes: int,
     progress: bool,
-) -> dict[int, tuple[nn.Module, History]]:
-    """These members with their histories."""
-    found: dict[int, tuple[nn.Module, History]] = {}
-    todo = [i for i in members if folder is None or not folder.done(i)]
+) -> Trained:
+    """Train these members, except those that are already in the folder."""
+    found: Trained = {}
+    missing = [i for i in members if folder is None or not folder.done(i)]
     if processes:
         assert folder is not None
-        run_processes(job, todo, folder, processes, progress)
+        train_in_processes(trainer, missing, folder, processes, progress)
     else:
-        left = _side_by_side(job, todo, folder, likelihood, vectorised, progress, found)
-        for index in left:
-            found[index] = job.train(index, None if folder is None else folder.training(index), progress)
+        groups = _groups(trainer, missing, vectorised)
+        if groups is not None:
+            found = _side_by_side(trainer, missing, *groups, folder, likelihood, progress)
+        for index in missing if groups is None else ():
+            found[index] = trainer.train(index, None if folder is None else folder.training(index), progress)
             if folder is not None:
                 folder.put(index, *found[index])
     for index in members:
         if index not in found:
             assert folder is not None
-            model = job.build(index)
+            model = trainer.build(index)
             found[index] = (model.eval(), folder.get(index, model))
     return found
 
 
-def _side_by_side(
-    job: Job,
-    todo: Sequence[int],
-    folder: Folder | None,
-    likelihood: Likelihood,
-    vectorised: bool | str,
-    progress: bool,
-    found: dict[int, tuple[nn.Module, History]],
-) -> list[int]:
-    """Train what can be trained together; the members that are left."""
-    from whence.zoo.feed import device_of, feed_for
-
-    if vectorised is False or not todo or (len(todo) < 2 and vectorised == "auto"):
-        return list(todo)
-    models = [job.build(i) for i in todo[:2]]
+def _groups(trainer: MemberTrainer, members: list[int], vectorised: bool | str) -> tuple[ExamplesFeed, int] | None:
+    """Batches for members trained together, and how many at a time; None if that is not possible."""
+    if vectorised is False or not members or (len(members) < 2 and vectorised == "auto"):
+        return None
+    models = [copy_module(trainer.peek(i)).to(trainer.device) for i in members[:2]]
     place = device_of(models[0])
-    if vectorised == "auto" and slow_together(models[0], place):
-        return list(todo)
-    with guarded():
-        feed = feed_for(job.data, job.validation, job.settings, models[0], place, explicit=job.explicit)
-    why = obstacle(job, feed, models)
-    if why is not None:
-        if vectorised is True:
-            raise BadOption(f"vectorised=True, but {why}. Pass vectorised=False.")
-        notice(f"the members are trained one after the other: {why}.")
-        return list(todo)
-    size = group_size(models[0], feed)
-    for start in range(0, len(todo), size):
-        group = list(todo[start : start + size])
-        fresh = [job.build(i) for i in group]
-        path = None if folder is None else folder.training(f"{group[0]}-{group[-1]}")
-        together = Together.of(job, group, fresh, feed, likelihood)
-        for index, model, (state, history) in zip(group, fresh, together.run(path, progress), strict=True):
-            _load(model, state)
-            found[index] = (model.eval(), history)
+    if vectorised == "auto" and slower_vectorised(models[0], place):
+        return None
+    with preserved_random_state():
+        feed = training_feed(trainer.data, trainer.settings, models[0], place, trainer.explicit)
+    why = obstacle(trainer, feed, models)
+    if why is None:
+        assert isinstance(feed, ExamplesFeed)
+        return feed, group_size(models[0], feed)
+    if vectorised is True:
+        raise BadOption(f"vectorised=True, but {why}. Pass vectorised=False.")
+    notice(f"the members are trained one after the other: {why}.")
+    return None
+
+
+def _side_by_side(
+    trainer: MemberTrainer,
+    members: list[int],
+    feed: ExamplesFeed,
+    size: int,
+    folder: MemberFolder | None,
+    likelihood: Likelihood,
+    progress: bool,
+) -> Trained:
+    """Train ``size`` members at a time."""
+    found: Trained = {}
+    plan = Plan(trainer.settings.epochs, trainer.settings.schedule)
+    for start in range(0, len(members), size):
+        group = members[start : start + size]
+        models = [trainer.build(i) for i in group]
+        training = VectorisedTraining(trainer, group, models, feed, likelihood)
+        saved = None if folder is None else _checkpoint(folder, group)
+        done = run(training, plan, checkpoint=saved, progress=progress)
+        for index, model, history in zip(group, models, histories(done.records), strict=True):
+            found[index] = (model, history)
             if folder is not None:
                 folder.put(index, model, history)
-        if path is not None:
-            path.unlink(missing_ok=True)
-    return []
+        if saved is not None:
+            saved.file.remove()
+    return found
 
 
-def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Set parameters and buffers by name."""
-    own = dict(model.named_parameters()) | dict(model.named_buffers())
-    with torch.no_grad():
-        for name, value in state.items():
-            own[name].copy_(value)
+def _checkpoint(folder: MemberFolder, group: list[int]) -> TrainingCheckpoint:
+    """The checkpoint of these members; one of other members is deleted."""
+    file = CheckpointFile(folder.training(f"{group[0]}-{group[-1]}"), TOGETHER)
+    if file.path.exists() and read_meta(file.path).get("identity") != {"members": group}:
+        file.remove()
+    return TrainingCheckpoint(file, {"members": group}, {}, CHECKPOINT_EVERY)

@@ -15,30 +15,33 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import check_finite, tensors_in
-from whence.curvature.jacobian import widened
-from whence.engine.files import read_tensors, write_tensors
-from whence.errors import BadData, BadOption, notice, one_of
-from whence.likelihoods import Gaussian, Likelihood
-from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
+from whence.engine.batches import check_finite, tensors_in
+from whence.engine.files import digest_of_values, read_tensors, write_tensors
+from whence.errors import BadOption, notice, one_of
+from whence.functional import Network
+from whence.likelihoods import Gaussian, Likelihood, LikelihoodName
+from whence.linalg.dense import widened
+from whence.posteriors.drawn import State
 from whence.posteriors.ensembles.mixture import allotted, check_weights, mixture
-from whence.posteriors.ensembles.posterior import members_of
-from whence.posteriors.front import laplace
-from whence.posteriors.laplace import Laplace
-from whence.predictive.links import Link, predict_draws
+from whence.posteriors.ensembles.posterior import MemberPosterior, check_output_shapes, members_of
+from whence.posteriors.laplace.front import laplace
+from whence.posteriors.laplace.posterior import Laplace
+from whence.predictive.links import LinkName, predict_draws
 from whence.predictive.predictions import Prediction
-from whence.predictive.sampled import WeightDraws
+from whence.predictive.sampled import FunctionDraws, WeightDraws
+from whence.predictive.sources import Source
 from whence.priors import Relative
+from whence.training.checkpoint import part_of
 
 Weighting = Literal["evidence", "equal"]
-ALONE = 0.99  # weight beyond which one member is all there is
+ALONE = 0.99  # weight above which a notice says that one member dominates
 
 
 def laplace_ensemble(
     models: Any,
     data: Any,
     *,
-    likelihood: Likelihood | Literal["classification", "binary", "regression"],
+    likelihood: Likelihood | LikelihoodName,
     weights: Weighting = "evidence",
     **options: Any,
 ) -> LaplaceEnsemble:
@@ -47,9 +50,9 @@ def laplace_ensemble(
     Args:
         models: trained networks, also of different architectures, or an :class:`Ensemble`.
         data: the training data; read once for each network.
-        likelihood: as for :func:`whence.laplace`; with ``"regression"`` each member has the noise of its own residuals.
+        likelihood: as for :func:`whence.laplace`; with ``"regression"`` each member has the noise of its residuals.
         weights: ``"evidence"``, each member by its Laplace evidence p(D | M); or ``"equal"``.
-        **options: of :func:`whence.laplace`. With ``weights="evidence"`` the prior is isotropic (1.0 unless given):
+        **options: as for :func:`whence.laplace`. With ``weights="evidence"`` the prior is isotropic (1.0 unless given):
             the evidence under a relative one cannot be compared between networks.
     """
     one_of(weights, ("evidence", "equal"), "weights")
@@ -66,22 +69,18 @@ def laplace_ensemble(
 
 
 def _of_member(options: dict[str, Any], index: int) -> dict[str, Any]:
-    """With a checkpoint of its own."""
-    if not isinstance(options.get("checkpoint"), (str, Path)):
+    """The options, with a separate checkpoint for each member."""
+    execution = options.get("execution")
+    if execution is None or execution.checkpoint is None:
         return options
-    path = Path(options["checkpoint"])
-    return options | {"checkpoint": path.with_name(f"{path.stem}.member{index}{path.suffix}")}
+    path = Path(execution.checkpoint)
+    own = replace(execution, checkpoint=path.with_name(f"{path.stem}.member{index}{path.suffix}"))
+    return options | {"execution": own}
 
 
 def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:
-    """The mixture, after a look at whether the members predict the same thing."""
-    first = members[0].record.output_shape
-    for index, member in enumerate(members):
-        if member.record.output_shape != first:
-            raise BadData(
-                f"member {index} gives outputs of shape {list(member.record.output_shape)} for one input and member 0 "
-                f"of shape {list(first)}; members must agree on what they predict."
-            )
+    """The mixture; members that predict different things are refused."""
+    check_output_shapes({index: member.output_shape for index, member in enumerate(members)})
     if weighting == "equal":
         return LaplaceEnsemble(tuple(members), torch.full((len(members),), 1 / len(members)).double(), "equal")
     logs = evidences(members)
@@ -93,18 +92,18 @@ def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:
         notice(
             f"member {heaviest} has {float(weights[heaviest]):.2%} of the weight: its log evidence is "
             f"{float(logs[heaviest] - others.max()):.1f} above the next, so the others hardly count. Laplace evidences "
-            "of networks differ by more than their predictions do; weights='equal' takes them all."
+            "of networks differ by more than their predictions do; weights='equal' uses them all."
         )
     return LaplaceEnsemble(tuple(members), weights, "evidence")
 
 
 def evidences(members: Sequence[Laplace]) -> Tensor:
-    """log p(D | M) of each member, all of them for the data as they are (a tuned data scale set aside), [M]."""
+    """log p(D | M) of each member, at a data scale of 1 (a tuned scale is ignored), [M]."""
     return torch.stack([replace(m, data_scale=1.0).log_evidence().double().cpu() for m in members])
 
 
 @dataclass(frozen=True, eq=False)
-class LaplaceEnsemble(DrawnPosterior):
+class LaplaceEnsemble(MemberPosterior):
     """Made by :func:`whence.laplace_ensemble`: Σ_m w_m N(θ_m, Σ_m)."""
 
     members: tuple[Laplace, ...]
@@ -118,7 +117,7 @@ class LaplaceEnsemble(DrawnPosterior):
 
     @property
     def likelihood(self) -> Likelihood:  # type: ignore[override]
-        """That of the members; where each has a noise of its own, the root of their weighted mean square."""
+        """The members' likelihood; if their noises differ, with the weighted root mean square."""
         first = self.members[0].likelihood
         if not isinstance(first, Gaussian) or all(m.likelihood == first for m in self.members):
             return first
@@ -133,12 +132,16 @@ class LaplaceEnsemble(DrawnPosterior):
     def output_shape(self) -> tuple[int, ...]:
         return self.members[0].record.output_shape
 
+    @property
+    def default_method(self) -> Literal["linearised", "sampled"]:
+        return self.members[0].default_method
+
     def log_evidences(self) -> Tensor:
         """log p(D | M) of each member, [M]."""
         return evidences(self.members)
 
     def log_evidence(self) -> Tensor:
-        """log of the members' mean evidence: that of the mixture with equal prior odds."""
+        """log of the members' mean evidence: the evidence of the mixture with equal prior odds."""
         return self.log_evidences().logsumexp(0) - math.log(len(self))
 
     def predict(  # type: ignore[override]
@@ -146,7 +149,7 @@ class LaplaceEnsemble(DrawnPosterior):
         x: Any,
         *,
         method: Literal["linearised", "sampled"] | None = None,
-        link: Link = "mc",
+        link: LinkName = "mc",
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         joint: bool = False,
@@ -178,10 +181,10 @@ class LaplaceEnsemble(DrawnPosterior):
         return LaplaceEnsembleDraws(drawn, self.likelihood)
 
     def tune(self, data: Any = None, **options: Any) -> LaplaceEnsemble:
-        """Each member tuned as :meth:`Laplace.tune` does.
+        """Tune each member as in :meth:`Laplace.tune`.
 
-        With validation data the weights stay: a prior chosen for its predictions says nothing about the evidence.
-        Without, each prior maximises the evidence, and weights by evidence are computed anew.
+        With validation data the weights do not change: a prior chosen for predictions does not maximise the evidence.
+        Without, each prior maximises the evidence, and evidence weights are computed again.
         """
         tuned = tuple(m.tune(data, **options) for m in self.members)
         if data is None and self.weighting == "evidence":
@@ -189,7 +192,7 @@ class LaplaceEnsemble(DrawnPosterior):
         return replace(self, members=tuned)
 
     def with_weights(self, weights: Any) -> LaplaceEnsemble:
-        """The same members by ``"evidence"``, ``"equal"``, or with weights of your own."""
+        """The same members by ``"evidence"``, ``"equal"``, or with given weights."""
         if isinstance(weights, str):
             return of_members(self.members, one_of(weights, ("evidence", "equal"), "weights"))
         checked = check_weights(weights, len(self))
@@ -197,11 +200,24 @@ class LaplaceEnsemble(DrawnPosterior):
             return of_members(self.members, "equal")
         return replace(self, weights=checked, weighting="given")
 
-    def networks(self) -> list[nn.Module]:
-        return [m.network.module for m in self.members]
+    @property
+    def snapshots(self) -> tuple[Network, ...]:
+        return tuple(m.network for m in self.members)
+
+    def sources(
+        self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> list[Source]:
+        if method == "sampled":
+            return super().sources(method, num_samples, generator)
+        pairs = zip(self.members, self.weights.tolist(), strict=True)
+        chosen = [member.sources(method, num_samples, generator, share) for member, share in pairs if share > 0]
+        return [source for sources in chosen for source in sources]
+
+    def fingerprint(self) -> str:
+        return digest_of_values([member.fingerprint() for member in self.members])[:12]
 
     def state(self) -> State:
-        """The files of the members, each under a prefix of its own."""
+        """The files of the members, each under its own prefix."""
         tensors: dict[str, Tensor] = {}
         metas = []
         with tempfile.TemporaryDirectory(prefix="whence-") as folder:
@@ -221,9 +237,8 @@ class LaplaceEnsemble(DrawnPosterior):
         members = []
         with tempfile.TemporaryDirectory(prefix="whence-") as folder:
             for index, (meta, model) in enumerate(zip(state.meta["members"], models, strict=True)):
-                prefix, path = f"member.{index}.", Path(folder) / f"{index}.safetensors"
-                own = {k[len(prefix) :]: v for k, v in state.tensors.items() if k.startswith(prefix)}
-                write_tensors(path, own, meta)
+                path = Path(folder) / f"{index}.safetensors"
+                write_tensors(path, part_of(state.tensors, f"member.{index}"), meta)
                 users = None if from_spec(meta["likelihood"]) is not None else likelihood
                 members.append(load(path, model, likelihood=users))
         weights = torch.tensor(state.meta["weights"], dtype=torch.float64)
@@ -256,12 +271,12 @@ class LaplaceEnsembleDraws(FunctionDraws):
         if isinstance(places, tuple):
             function: Callable[[Any], Tensor] = self.parts[places[0]][places[1]]
             return function
-        kept = []
+        chosen = []
         for m, part in enumerate(self.parts):
             rows = [s for member, s in places if member == m]
             if rows:
-                kept.append(WeightDraws(part.network, {n: p[rows] for n, p in part.params.items()}, part.likelihood))
-        return LaplaceEnsembleDraws(kept, self.likelihood)
+                chosen.append(WeightDraws(part.network, {n: p[rows] for n, p in part.params.items()}, part.likelihood))
+        return LaplaceEnsembleDraws(chosen, self.likelihood)
 
     def outputs(self, x: Any) -> Tensor:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))

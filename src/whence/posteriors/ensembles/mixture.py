@@ -1,4 +1,4 @@
-"""Weighted mixtures: of predictions, and of members that draws are taken from.
+"""Weighted mixtures of predictions, and of members for draws.
 
 Index legend: M members, S samples, N examples, C outputs.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence.engine.randomness import seed_from
 from whence.errors import BadOption
 from whence.predictive.predictions import (
     BinaryPrediction,
@@ -23,9 +24,8 @@ from whence.predictive.predictions import (
     VarianceSplit,
     _Lazy,
 )
-from whence.randomness import seed_from
 
-SHOWN = 256  # samples that a prediction with uneven weights shows, in proportion to the weights
+MOST_SAMPLES = 256  # samples of a prediction with unequal weights, in proportion to the weights
 
 
 def check_weights(weights: Any, members: int) -> Tensor | None:
@@ -37,7 +37,7 @@ def check_weights(weights: Any, members: int) -> Tensor | None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadOption(f"weights must be {members} numbers, not a {type(weights).__name__}.") from error
     if w.shape != (members,):
-        raise BadOption(f"weights of shape {list(w.shape)} for {members} members; one number each is expected.")
+        raise BadOption(f"weights of shape {list(w.shape)} for {members} members; pass one number per member.")
     if not bool(torch.isfinite(w).all()) or bool((w < 0).any()) or not float(w.sum()) > 0:
         raise BadOption(f"weights must be 0 or more, finite, and not all 0: {w.tolist()}.")
     return w / w.sum()
@@ -46,8 +46,8 @@ def check_weights(weights: Any, members: int) -> Tensor | None:
 def allotted(weights: Tensor, count: int, generator: torch.Generator | None) -> list[int]:
     """Member of each of ``count`` draws, in order: systematic resampling, the members in random order.
 
-    A member of weight w is there ⌊count · w⌋ or ⌈count · w⌉ times, count · w in expectation; with equal weights and as
-    many draws as members, each is there once.
+    A member of weight w appears ⌊count · w⌋ or ⌈count · w⌉ times, count · w in expectation; with equal weights and as
+    many draws as members, each appears once.
     """
     own = torch.Generator().manual_seed(seed_from(generator))
     order = torch.randperm(len(weights), generator=own)
@@ -58,8 +58,8 @@ def allotted(weights: Tensor, count: int, generator: torch.Generator | None) -> 
     return sorted(order[torch.searchsorted(ends, ticks).clamp(max=len(weights) - 1)].tolist())
 
 
-def shares(weights: Tensor, most: int = SHOWN) -> list[int]:
-    """Whole numbers in proportion to the weights: the smallest that are exact, else ``most`` in all, rounded."""
+def shares(weights: Tensor, most: int = MOST_SAMPLES) -> list[int]:
+    """Whole numbers in proportion to the weights: the smallest exact ones, or ``most`` in total, rounded."""
     for total in range(1, most + 1):
         scaled = weights * total
         if bool((scaled - scaled.round()).abs().max() < 1e-6):
@@ -85,15 +85,15 @@ def mixture(predictions: Sequence[Prediction], weights: Tensor) -> Prediction:
     if isinstance(first, CountPrediction):
         mean, spread = _moments([p.mean for p in parts], [p.epistemic for p in parts], weights)
         logs = _moments([p.log_rate_mean for p in parts], [p.log_rate_variance for p in parts], weights)
-        return CountPrediction(mean, spread, _shown([p.samples for p in parts], weights), *logs)
+        return CountPrediction(mean, spread, _samples_by_weight([p.samples for p in parts], weights), *logs)
     mean, spread = _moments([p.mean for p in parts], [p.variance for p in parts], weights)
-    samples = None if any(p.samples is None for p in parts) else _shown([p.samples for p in parts], weights)
-    lazy = _Lazy(_covariance([p.mean for p in parts], _asked(parts, "covariance"), weights))
+    samples = None if any(p.samples is None for p in parts) else _samples_by_weight([p.samples for p in parts], weights)
+    lazy = _Lazy(_covariance([p.mean for p in parts], _lazy_values(parts, "covariance"), weights))
     return OutputPrediction(mean, spread, samples, lazy)
 
 
-def _asked(parts: list[Any], name: str) -> list[Callable[[], Tensor]]:
-    """What is computed only when asked for."""
+def _lazy_values(parts: list[Any], name: str) -> list[Callable[[], Tensor]]:
+    """Lazy values of the members."""
     return [functools.partial(getattr, part, name) for part in parts]
 
 
@@ -122,9 +122,9 @@ def _covariance(means: list[Tensor], covs: list[Callable[[], Tensor]], weights: 
     return total
 
 
-def _shown(samples: list[Tensor], weights: Tensor) -> Tensor:
+def _samples_by_weight(samples: list[Tensor], weights: Tensor) -> Tensor:
     """Samples of the members [S_m, N, …] in proportion to the weights."""
-    counts = shares(weights, max(SHOWN, max(len(s) for s in samples)))
+    counts = shares(weights, max(MOST_SAMPLES, max(len(s) for s in samples)))
     if all(len(s) == len(samples[0]) for s in samples) and len(set(counts)) == 1:
         return torch.cat(samples)
     most = max(len(s) for s in samples)
@@ -140,22 +140,20 @@ def _labels(parts: list[Any], weights: Tensor) -> Prediction:
         aleatoric = _sum([p._aleatoric for p in parts], weights)
     means = [p.logit_mean for p in parts]
     lazy = _Lazy(
-        _covariance(means, _asked(parts, "logit_cov"), weights),
-        None if any(p._lazy.samples is None for p in parts) else lambda: _shown([p.samples for p in parts], weights),
+        _covariance(means, _lazy_values(parts, "logit_cov"), weights),
+        None
+        if any(p._lazy.samples is None for p in parts)
+        else lambda: _samples_by_weight([p.samples for p in parts], weights),
         parts[0]._lazy.why_not,
+        functools.partial(_split, parts, weights),
     )
     probs, logits = _sum([p.probs for p in parts], weights), _sum(means, weights)
-    found: Any
     if isinstance(parts[0], BinaryPrediction):
-        found = BinaryPrediction(probs, logits, aleatoric, lazy)
-    else:
-        found = ClassificationPrediction(probs, logits, aleatoric, lazy, parts[0].class_dim)
-    # Of this object, not of a subclass: metrics hold predictions of one class against each other.
-    object.__setattr__(found, "variance_split", functools.partial(_split, parts, weights))
-    return cast(Prediction, found)
+        return BinaryPrediction(probs, logits, aleatoric, lazy)
+    return ClassificationPrediction(probs, logits, aleatoric, lazy, parts[0].class_dim)
 
 
-def _split(parts: list[Any], weights: Tensor, full: bool = False) -> VarianceSplit:
+def _split(parts: list[Any], weights: Tensor, full: bool) -> VarianceSplit:
     """With the exact weights: E[Var] = Σ w a, Var[E] = Σ w (e + (p − p̄)²), which sum to p̄ (1 − p̄)."""
     splits = [p.variance_split(full) for p in parts]
     centre = _sum([p.probs for p in parts], weights)
@@ -174,12 +172,14 @@ def _regression(parts: list[Any], weights: Tensor) -> RegressionPrediction:
     aleatoric = _sum([p.aleatoric for p in parts], weights)
     centres = [p.mean.unsqueeze(0) if p.samples is None else p.samples for p in parts]
     widths = [_widths(p) for p in parts]
-    lazy = _Lazy(_covariance([p.mean for p in parts], _asked(parts, "covariance"), weights))
-    return RegressionPrediction(mean, aleatoric, epistemic, _shown(centres, weights), _shown(widths, weights), lazy)
+    lazy = _Lazy(_covariance([p.mean for p in parts], _lazy_values(parts, "covariance"), weights))
+    return RegressionPrediction(
+        mean, aleatoric, epistemic, _samples_by_weight(centres, weights), _samples_by_weight(widths, weights), lazy
+    )
 
 
 def _widths(part: RegressionPrediction) -> Tensor:
-    """Variance of the target around each sample: the noise; of a Gaussian without samples all of its variance."""
+    """Variance of the target around each sample: the noise, or the whole variance of a Gaussian without samples."""
     if part.samples is None:
         return part.variance.unsqueeze(0)
     return part.aleatoric.expand_as(part.samples) if part.noise_samples is None else part.noise_samples

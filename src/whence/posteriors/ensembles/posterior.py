@@ -5,27 +5,34 @@ Index legend: M members, S draws, N examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
 from whence.copies import copy_module
-from whence.curvature.jacobian import budget, widened
+from whence.engine.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
+from whence.engine.contexts import fused_attention_off
+from whence.engine.memory import sizes
 from whence.errors import BadData, BadOption
-from whence.functional import Network, fused_attention_off, tensors_of
-from whence.likelihoods import Likelihood
-from whence.posteriors.drawn import DrawnPosterior, FunctionDraws, State
-from whence.posteriors.ensembles.loss import resolve_without_data
+from whence.functional import Network, tensors_of
+from whence.likelihoods import Likelihood, resolve
+from whence.linalg.dense import widened
+from whence.posteriors.base import PERMUTED, LayerStructure, by_owner, layer_structures
+from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.ensembles.mixture import allotted, check_weights, mixture, shares
-from whence.posteriors.ensembles.stack import Stack, difference, slow_together
+from whence.posteriors.ensembles.vectorised import StackedNetworks, difference, slower_vectorised
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
-from whence.predictive.sampled import BATCH, largest_activation
+from whence.predictive.sampled import BATCH, FunctionDraws, largest_activation
 from whence.predictive.serving import Logits, served
+from whence.predictive.sources import Drawn, Source
+
+if TYPE_CHECKING:
+    from whence.where.where import Where
 
 
 def ensemble(
@@ -39,10 +46,10 @@ def ensemble(
 
     Args:
         models: two or more networks (one is allowed), of the same or of different architectures, with outputs of the
-            same shape and meaning, on one device and in one floating-point type. They are copied.
-        likelihood: as everywhere; for regression ``whence.Gaussian(noise=σ)``.
-        weights: one number for each member, in proportion to which they count; equal by default.
-        probe: inputs on which the members are compared at once, rather than at the first prediction.
+            same shape and meaning, on one device and in one floating-point dtype. They are copied.
+        likelihood: as for :func:`whence.laplace`; for regression ``whence.Gaussian(noise=σ)``.
+        weights: one number per member; equal by default.
+        probe: inputs on which the members are compared now instead of at the first prediction.
     """
     resolved = resolve_without_data(likelihood, "ensemble")
     if isinstance(models, nn.ModuleList):
@@ -59,7 +66,7 @@ def make(
     history: Sequence[Any] = (),
     probe: Any = None,
 ) -> Ensemble:
-    """Networks that the ensemble may keep, checked against each other."""
+    """An ensemble of networks (not copied), after checking that they match."""
     if not networks:
         raise BadData("an ensemble needs at least one network; none was given.")
     first = networks[0]
@@ -67,23 +74,78 @@ def make(
         for what in ("device", "dtype"):
             mine, its = getattr(network, what), getattr(first, what)
             if mine != its:
-                raise BadData(f"member {index} is on {what} {mine} and member 0 on {its}; bring them to one by .to().")
+                raise BadData(f"member {index} has {what} {mine} and member 0 {its}; use .to() to make them the same.")
     posterior = Ensemble(tuple(networks), likelihood, check_weights(weights, len(networks)), tuple(history))
-    if probe is not None:
-        few = next(as_inputs(probe, first.device, first.dtype, 2))
-        posterior.draw().outputs(few)
-    return posterior
+    if probe is None:
+        return posterior
+    outputs = posterior.draw().outputs(next(as_inputs(probe, first.device, first.dtype, 2)))
+    return replace(posterior, output_shape=tuple(outputs.shape[2:]))
+
+
+def resolve_without_data(likelihood: Likelihood | str, verb: str) -> Likelihood:
+    """The likelihood for functions without data, which cannot estimate a noise."""
+    found, estimate = resolve(likelihood)
+    if estimate:
+        raise BadOption(
+            f"likelihood='regression' estimates the noise from training residuals, but {verb} has no data; pass "
+            "likelihood=whence.Gaussian(noise=σ)."
+        )
+    return found
+
+
+def check_output_shapes(shapes: Mapping[int, tuple[int, ...]]) -> None:
+    """Refuse members that predict different things, by the shape of their outputs for one input."""
+    first, expected = next(iter(shapes.items()))
+    for member, shape in shapes.items():
+        if shape != expected:
+            raise BadData(
+                f"member {member} has outputs of shape {list(shape)} for one input and member {first} of shape "
+                f"{list(expected)}; members must agree on what they predict."
+            )
+
+
+class MemberPosterior(DrawnPosterior):
+    """Members without common weight coordinates. Layers and structures are the first member's."""
+
+    at_trained_weights = False  # the first member is the plain network only if it is the only one
+
+    def networks(self) -> list[nn.Module]:
+        return [network.module for network in self.snapshots]
+
+    def layers(self) -> dict[str, list[str]]:
+        return by_owner(list(self.snapshots[0].params))
+
+    @property
+    def structures(self) -> dict[str, LayerStructure]:
+        return layer_structures(self.snapshots[0], self.layers(), lambda _: "members")
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all members."""
+        return sum(p.numel() for network in self.snapshots for p in network.params.values())
+
+    @property
+    def no_weights(self) -> str:
+        return PERMUTED.format(members="members of an ensemble")
+
+    def comparable(self) -> list[nn.Module]:
+        return self.networks()
+
+    def _where(self, x: Any) -> Where:
+        from whence.where.sampled import where_members
+
+        return where_members(self, x)
 
 
 @dataclass(frozen=True, eq=False)
-class Ensemble(DrawnPosterior):
+class Ensemble(MemberPosterior):
     """Made by :func:`whence.ensemble` or :func:`whence.fit_ensemble`."""
 
     members: tuple[Network, ...]
-    likelihood: Likelihood  # type: ignore[misc]
+    likelihood: Likelihood
     weights: Tensor | None = None  # [M], float64, sum 1; None: equal
-    history: tuple[Any, ...] = field(default=(), repr=False)  # of each member's training: one row for each epoch
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    history: tuple[Any, ...] = field(default=(), repr=False)  # each member's training, one row per epoch
+    output_shape: tuple[int, ...] | None = None  # of one example; None if made without inputs
 
     kind: ClassVar[str] = "ensemble"
 
@@ -95,11 +157,6 @@ class Ensemble(DrawnPosterior):
         """The number of members."""
         return len(self.members)
 
-    @property
-    def output_shape(self) -> tuple[int, ...] | None:
-        """Of one example; None before any input was seen."""
-        return self._cache.get("output_shape")
-
     def predict(
         self,
         x: Any,
@@ -110,7 +167,7 @@ class Ensemble(DrawnPosterior):
         generator: torch.Generator | None = None,
         joint: bool = False,
     ) -> Prediction:
-        """The prediction of all members, each by its weight; with ``num_samples`` that of so many draws of members."""
+        """The prediction of all members, weighted; with ``num_samples``, of that many draws of members."""
         self._refuse_closed_forms(method, link, joint)
         draws = self.draw(num_samples, generator=generator)
         with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
@@ -119,8 +176,8 @@ class Ensemble(DrawnPosterior):
     def draw(self, num_samples: int | None = None, generator: torch.Generator | None = None) -> EnsembleDraws:
         """Members as functions x → raw outputs.
 
-        None: all of them, in order, with their weights. A number: so many draws in proportion to the weights, each
-        member ⌊S w⌋ or ⌈S w⌉ times; with equal weights as many draws as members are all of them in order, fewer are a
+        None: all members in order, with their weights. A number: that many draws in proportion to the weights, each
+        member ⌊S w⌋ or ⌈S w⌉ times; with equal weights, as many draws as members are all members in order, fewer are a
         random subset, more repeat them.
         """
         if num_samples is None:
@@ -135,7 +192,7 @@ class Ensemble(DrawnPosterior):
     def as_module(self, num_samples: int | None = None, generator: torch.Generator | None = None) -> nn.Module:
         """A module of the members that returns (mean, uncertainty, epistemic).
 
-        Weights enter as whole numbers of repetitions: exactly where 256 or fewer can say them, else rounded.
+        Weights become whole numbers of repetitions: exact if 256 or fewer suffice, otherwise rounded.
         """
         if num_samples is None and self.weights is not None:
             places = [m for m, count in enumerate(shares(self.weights)) for _ in range(count)]
@@ -143,26 +200,40 @@ class Ensemble(DrawnPosterior):
         return served(self.likelihood, self.draw(num_samples, generator=generator).modules())
 
     def with_weights(self, weights: Any) -> Ensemble:
-        """The same members with other weights; None for equal ones."""
+        """The same members with other weights; None for equal weights."""
         return replace(self, weights=check_weights(weights, len(self)))
 
-    def networks(self) -> list[nn.Module]:
-        return [n.module for n in self.members]
+    @property
+    def snapshots(self) -> tuple[Network, ...]:
+        return self.members
+
+    def sources(
+        self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> list[Source]:
+        """Members with positive weight; all together if they have equal weights."""
+        self._refuse_closed_forms(method, None, False)
+        draws, network = self.draw(num_samples, generator=generator), self.members[0]
+        if draws.weights is None:
+            return [Drawn(draws, network)]
+        pairs = [(m, w) for m, w in zip(draws.which, draws.weights.tolist(), strict=True) if w > 0]
+        weights = torch.tensor([w for _, w in pairs], dtype=torch.float64)
+        return [Drawn(EnsembleDraws(self, [m for m, _ in pairs], None), network, weights)]
 
     def state(self) -> State:
         weights = None if self.weights is None else self.weights.tolist()
-        return State({"weights": weights, "history": list(self.history)}, {})
+        return State({"weights": weights, "history": list(self.history), "output_shape": self.output_shape}, {})
 
     @classmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> Ensemble:
-        networks = [Network.snapshot(m) for m in models]
-        return make(networks, likelihood, state.meta["weights"], state.meta["history"])
+        made = make([Network.snapshot(m) for m in models], likelihood, state.meta["weights"], state.meta["history"])
+        shape = state.meta.get("output_shape")
+        return made if shape is None else replace(made, output_shape=tuple(shape))
 
     def to(self, *args: Any, **kwargs: Any) -> Ensemble:
-        return replace(self, members=tuple(n.to(*args, **kwargs) for n in self.members), _cache={})
+        return replace(self, members=tuple(n.to(*args, **kwargs) for n in self.members))
 
     def outputs(self, x: Any, which: Sequence[int]) -> Tensor:
-        """Raw outputs of the members ``which``, [S, N, …]; each is asked once."""
+        """Raw outputs of the members ``which``, [S, N, …]; each member is evaluated once."""
         unique = sorted(set(which))
         network = self.members[0]
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
@@ -174,54 +245,14 @@ class Ensemble(DrawnPosterior):
         return found if rows == list(range(len(unique))) else found[rows]
 
     def _piece(self, inputs: Inputs, unique: list[int]) -> Tensor:
-        if len(unique) == len(self) and (stack := self._stacked(inputs)) is not None:
+        if len(unique) == len(self) and (stack := _stack_of(self.members, inputs)) is not None:
             return widened(stack.outputs(inputs))
-        size, outputs = size_of(inputs), []
-        for member in unique:
-            out = self.members[member](inputs)
-            self._check_shape(member, out, size)
-            outputs.append(widened(out))
-        return torch.stack(outputs)
-
-    def _check_shape(self, member: int, out: Tensor, size: int) -> None:
-        """Against what the first member that was asked gave."""
-        shape = tuple(out.shape[1:])
-        if len(out) != size:
-            raise BadData(f"member {member} gives {len(out)} outputs for {size} inputs.")
-        first, expected = self._cache.setdefault("first", (member, shape))
-        if shape != expected:
-            raise BadData(
-                f"member {member} gives outputs of shape {list(shape)} for one input and member {first} of shape "
-                f"{list(expected)}; members must agree on what they predict."
-            )
-        self._cache["output_shape"] = expected
-
-    def _stacked(self, inputs: Inputs) -> Stack | None:
-        """The members as one, where they are alike, small beside the memory budget, and vmap gives the same."""
-        if "stack" not in self._cache:
-            self._cache["stack"] = self._try_stack(inputs)
-        stack: Stack | None = self._cache["stack"]
-        if stack is None or 4 * self._cache["largest"] * size_of(inputs) * len(self) > budget(self.members[0].device):
-            return None
-        return stack
-
-    def _try_stack(self, inputs: Inputs) -> Stack | None:
-        modules = self.networks()
-        if len(self) < 2 or difference(modules) is not None:
-            return None
-        first = self.members[0]
-        held = sum(t.numel() * t.element_size() for t in tensors_of(first.module).values())
-        if held * len(self) > budget(first.device) or slow_together(first.module, first.device):
-            return None
-        few = next(as_inputs(inputs, first.device, first.dtype, 1))
-        with torch.no_grad():
-            self._check_shape(0, first(few), 1)
-        self._cache["largest"] = largest_activation(first, few)
-        try:
-            stack = Stack(modules)
-        except RuntimeError:  # frozen in one member and not in another
-            return None
-        return stack if stack.agrees(modules, inputs) is None else None
+        outputs = [self.members[member](inputs) for member in unique]
+        for member, out in zip(unique, outputs, strict=True):
+            if len(out) != size_of(inputs):
+                raise BadData(f"member {member} returned {len(out)} outputs for {size_of(inputs)} inputs.")
+        check_output_shapes({member: tuple(out.shape[1:]) for member, out in zip(unique, outputs, strict=True)})
+        return torch.stack([widened(out) for out in outputs])
 
     def __repr__(self) -> str:
         kinds = sorted({type(n.module).__name__ for n in self.members})
@@ -231,8 +262,50 @@ class Ensemble(DrawnPosterior):
         return f"Ensemble({len(self)} members: {', '.join(kinds)}; {weighted}; {self.likelihood!r})"
 
 
+@dataclass(frozen=True)
+class _Stack:
+    """Stacked networks of an ensemble; holds no reference to the members."""
+
+    ids: tuple[int, ...]  # id() of the members
+    networks: StackedNetworks | None  # None if they cannot be stacked
+    largest: int = 0  # bytes of the largest activation of one member for one input
+
+
+_stacks: WeakKeyDictionary[Network, _Stack] = WeakKeyDictionary()  # by the first member; made once
+
+
+def _stack_of(members: tuple[Network, ...], inputs: Inputs) -> StackedNetworks | None:
+    """The members stacked, if they have one architecture, fit the memory budget, and vmap gives the same outputs."""
+    first = members[0]
+    found = _stacks.get(first)
+    if found is None or found.ids != tuple(map(id, members)):
+        found = _stacks[first] = _stacked(members, inputs)
+    needed = 4 * found.largest * size_of(inputs) * len(members)
+    return None if needed > sizes().one_tensor(first.device) else found.networks
+
+
+def _stacked(members: tuple[Network, ...], inputs: Inputs) -> _Stack:
+    ids, modules, first = tuple(map(id, members)), [member.module for member in members], members[0]
+    weights = sum(t.numel() * t.element_size() for t in tensors_of(first.module).values())
+    if (
+        len(members) < 2
+        or difference(modules) is not None
+        or weights * len(members) > sizes().one_tensor(first.device)
+        or slower_vectorised(first.module, first.device)
+    ):
+        return _Stack(ids, None)
+    try:
+        stack = StackedNetworks(modules)
+    except RuntimeError:  # a parameter is frozen in one member and not in another
+        return _Stack(ids, None)
+    if stack.differs(modules, inputs) is not None:
+        return _Stack(ids, None)
+    one = next(as_inputs(inputs, first.device, first.dtype, 1))
+    return _Stack(ids, stack, largest_activation(first, one))
+
+
 class EnsembleDraws(FunctionDraws):
-    """Some members, perhaps repeated; ``weights`` where the draws do not count equally."""
+    """Some members, perhaps repeated; ``weights`` if the draws are not equally weighted."""
 
     def __init__(self, posterior: Ensemble, which: list[int], weights: Tensor | None) -> None:
         self.posterior, self.which, self.weights = posterior, which, weights
@@ -276,8 +349,8 @@ def members_of(models: Any) -> list[nn.Module]:
     if isinstance(models, Ensemble):
         return models.networks()
     if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-        raise BadData("one network makes no ensemble; pass a list of networks, or an Ensemble.")
+        raise BadData("a single network is not an ensemble; pass a list of networks, or an Ensemble.")
     found = list(models) if isinstance(models, Iterable) else []
     if not found:
-        raise BadData(f"a list of networks or an Ensemble is needed, not {type(models).__name__}.")
+        raise BadData(f"pass a list of networks or an Ensemble, not a {type(models).__name__}.")
     return found

@@ -1,4 +1,4 @@
-"""Warm-up: step size by dual averaging, mass by windows. Every chain adapts alone.
+"""Warm-up: step size by dual averaging, mass by windows. Every chain adapts separately.
 
 Index legend: K chains, P parameters.
 """
@@ -11,16 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.posteriors.hmc.kernels import leapfrog
-from whence.posteriors.hmc.mass import Mass, MassKind, Moments, mass_from
-from whence.posteriors.hmc.state import State, Streams, Target
+from whence.posteriors.hmc.kernels import ChainGenerators, ChainState, Mass, MassKind, Moments, Target, leapfrog
 
 GAMMA, START, KAPPA = 0.05, 10, 0.75  # γ, t₀, κ of Hoffman & Gelman 2014, section 3.2
 
 
 @dataclass(frozen=True)
 class DualAveraging:
-    """Step sizes whose acceptance rate goes to ``target`` (Hoffman & Gelman 2014, eq. 6)."""
+    """Step sizes whose acceptance rate converges to ``target`` (Hoffman & Gelman 2014, eq. 6)."""
 
     target: float
     centre: Tensor  # μ, [K]
@@ -45,9 +43,9 @@ class DualAveraging:
 
 
 def windows(warmup: int) -> list[int]:
-    """Numbers of transitions after which the mass is set anew, as Stan does: 75 first, 25 doubled, 50 last.
+    """Numbers of transitions after which the mass is estimated again, as in Stan: 75 first, 25 doubled, 50 last.
 
-    Shorter warm-ups take 15 %, 75 % and 10 %; below 20 transitions only the step size is adapted.
+    Shorter warm-ups use 15%, 75% and 10%; below 20 transitions only the step size is adapted.
     """
     if warmup < 20:
         return []
@@ -65,9 +63,9 @@ def windows(warmup: int) -> list[int]:
     return ends
 
 
-def reasonable_step(target: Target, state: State, mass: Mass, streams: Streams, step: Tensor) -> Tensor:
-    """Doubled or halved, chain by chain, until one leapfrog is accepted about as often as not (algorithm 4)."""
-    momentum = mass.momentum(streams.normals(state.position.shape[1], state.position))
+def reasonable_step(target: Target, state: ChainState, mass: Mass, generators: ChainGenerators, step: Tensor) -> Tensor:
+    """Double or halve the step of each chain until one leapfrog is accepted about half of the time (algorithm 4)."""
+    momentum = mass.momentum(generators.normals(state.position.shape[1], state.position))
     before = state.potential + mass.kinetic(momentum)
 
     def gain(size: Tensor) -> Tensor:
@@ -89,12 +87,12 @@ def reasonable_step(target: Target, state: State, mass: Mass, streams: Streams, 
 
 @dataclass
 class Warmup:
-    """Step size and mass while they are adapted. The fields are the state: see ``tensors`` and ``restore``."""
+    """Adaptation of step size and mass. The fields are the state: see ``tensors`` and ``restore``."""
 
     kind: MassKind
     target_accept: float
     length: int
-    first: int  # transitions before the mass is first looked at
+    first: int  # transitions before the mass is first estimated
     ends: list[int]
     fixed_step: bool
     step: Tensor  # [K]
@@ -120,7 +118,7 @@ class Warmup:
             kind, target_accept, length, first, ends, fixed_step, step, mass, averaging, Moments.empty(kind, like)
         )
 
-    def after(self, index: int, state: State, accept: Tensor, target: Target, streams: Streams) -> None:
+    def after(self, index: int, state: ChainState, accept: Tensor, target: Target, generators: ChainGenerators) -> None:
         """Adapt after transition ``index`` (from 0)."""
         if not self.fixed_step:
             self.averaging = self.averaging.update(accept)
@@ -132,7 +130,7 @@ class Warmup:
             self.mass = self.moments.mass()
             self.moments = Moments.empty(self.kind, state.position)
             if not self.fixed_step:
-                self.step = reasonable_step(target, state, self.mass, streams, self.step)
+                self.step = reasonable_step(target, state, self.mass, generators, self.step)
                 self.averaging = DualAveraging.begin(self.step, self.target_accept)
         if done == self.length and not self.fixed_step and self.averaging.count:
             self.step = self.averaging.log_average.exp()
@@ -141,7 +139,7 @@ class Warmup:
         averaging, moments = self.averaging, self.moments
         return {
             "step": self.step,
-            "mass": self.mass.tensor(),
+            "mass": self.mass.inverse,
             "averaging": torch.stack([averaging.centre, averaging.log_step, averaging.log_average, averaging.error]),
             "moments.mean": moments.mean,
             "moments.squares": moments.squares,
@@ -149,10 +147,8 @@ class Warmup:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        like = self.step
-        moved = {k: v.to(like.device) for k, v in tensors.items()}
         averaged, counted = (int(v) for v in tensors["counts"])
-        centre, log_step, log_average, error = moved["averaging"].unbind()
-        self.step, self.mass = moved["step"], mass_from(moved["mass"])
+        centre, log_step, log_average, error = tensors["averaging"].unbind()
+        self.step, self.mass = tensors["step"], Mass.of(tensors["mass"])
         self.averaging = DualAveraging(self.target_accept, centre, log_step, log_average, error, averaged)
-        self.moments = Moments(counted, moved["moments.mean"], moved["moments.squares"])
+        self.moments = Moments(counted, tensors["moments.mean"], tensors["moments.squares"])

@@ -1,73 +1,102 @@
-"""The posterior as draws of Hamiltonian Monte Carlo.
+"""The posterior of Hamiltonian Monte Carlo, represented by draws.
 
 Index legend: K chains, T draws of each, P parameters, S draws, N examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, size_of, take, to_device
+from whence.engine.batches import Inputs, size_of, take, to_device
 from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
+from whence.posteriors.base import (
+    PERMUTED,
+    LayerStructure,
+    Summary,
+    by_owner,
+    from_tensors,
+    joint_block,
+    layer_structures,
+    to_tensors,
+)
 from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.hmc.diagnostics import Diagnostics
-from whence.posteriors.hmc.potential import Layout
-from whence.posteriors.hmc.run import Settings
+from whence.posteriors.hmc.chains import SamplerSettings
+from whence.posteriors.hmc.diagnostics import Diagnostics, diagnostics, to_arviz
+from whence.predictive.links import predict_draws
 from whence.predictive.sampled import WeightDraws
 from whence.priors import ByParameter, PriorPrecision
+from whence.recording.blocks import Block
+from whence.training.checkpoint import part_of, prefixed
+
+if TYPE_CHECKING:
+    from whence.where.where import Where
 
 PROBES = 64  # training inputs that are kept for diagnostics
 
 
 @dataclass(frozen=True, eq=False)
 class Hmc(DrawnPosterior):
-    """Made by :func:`whence.hmc`. Every method returns something new; the posterior never changes.
+    """Made by :func:`whence.hmc`. Immutable: methods return new objects.
 
-    Draws have no common weight coordinates, since hidden units may be permuted from one to another: there is no
-    mean or variance of a weight to be had, only predictions.
+    Draws have no common weight coordinates, since hidden units may be permuted between draws: there is no
+    mean or variance of a weight, only predictions.
     """
 
     kind: ClassVar[str] = "hmc"
-    default_draws: ClassVar[int] = 1000
+    default_draws: ClassVar[int] = 1000  # type: ignore[misc]
 
     network: Network
-    likelihood: Likelihood  # type: ignore[misc]
+    likelihood: Likelihood
     prior: PriorPrecision
     prior_mean: Tensor  # [P]
     positions: Tensor = field(repr=False)  # [K, T, P]
     stats: dict[str, Tensor] = field(repr=False)  # [K, T]: potential, energy, accept, divergent, depth, leapfrogs, step
-    settings: Settings
+    settings: SamplerSettings
+    weights: Block = field(repr=False)  # all weights as one vector [P]
     output_shape: tuple[int, ...]
     inputs: Inputs = field(default=None, repr=False)  # some of the training inputs, for diagnostics
-    problems: tuple[str, ...] = ()  # what the run warned of
+    problems: tuple[str, ...] = ()  # problems that were reported for the run
     seconds: float = 0.0
-    layout: Layout = field(default=Layout(()), repr=False)
 
     def names(self) -> list[str]:
-        """Bayesian parameters in the network's order."""
-        return [p.name for p in self.layout.params]
+        return [p.name for p in self.weights.params]
 
     def layers(self) -> dict[str, list[str]]:
-        """Layer → its Bayesian parameters."""
-        found: dict[str, list[str]] = {}
-        for name in self.names():
-            found.setdefault(name.rpartition(".")[0] or name, []).append(name)
-        return found
+        return by_owner(self.names())
 
     def networks(self) -> list[nn.Module]:
         return [self.network.module]
 
     @property
+    def snapshots(self) -> tuple[Network, ...]:
+        return (self.network,)
+
+    @property
+    def structures(self) -> dict[str, LayerStructure]:
+        return layer_structures(self.network, self.layers(), lambda _: "draws")
+
+    @property
     def parameters(self) -> int:
-        """Number of Bayesian weights."""
-        return self.layout.size
+        return self.weights.size
+
+    @property
+    def no_weights(self) -> str:
+        return PERMUTED.format(members="draws of a chain")
+
+    def _where(self, x: Any) -> Where:
+        from whence.where.sampled import where_members
+
+        return where_members(self, x)
+
+    def summary(self) -> Summary:
+        given = self.prior_precision
+        return Summary(prior_precision=given if isinstance(given, float) else None, prior=self.prior.describe())
 
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
@@ -77,17 +106,17 @@ class Hmc(DrawnPosterior):
     @property
     def draws(self) -> dict[str, Tensor]:
         """Parameter name → draws [K, T, *shape]."""
-        return self.layout.split(self.positions)
+        return self.weights.scatter(self.positions)
 
     # Predictions
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
-        """``num_samples`` of the draws: evenly from all chains, or at random with a ``generator``; at most all."""
+        """``num_samples`` of the draws: evenly spaced over all chains, or random with a ``generator``; at most all."""
         return self._functions(self._chosen(num_samples, generator))
 
     def _functions(self, flat: Tensor) -> WeightDraws:
         """Draws [S, P] as functions."""
-        params = self.layout.split(flat.to(self.network.device, self.network.dtype))
+        params = self.weights.scatter(flat.to(self.network.device, self.network.dtype))
         return WeightDraws(self.network, params, self.likelihood)
 
     def _chosen(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -108,42 +137,35 @@ class Hmc(DrawnPosterior):
         return torch.cat(picked)
 
     def predictions(self, x: Any = None) -> Tensor:
-        """What every draw predicts for inputs (default: kept training inputs), [K, T, N, …].
+        """Predictions of every draw for inputs (default: stored training inputs), [K, T, N, …].
 
         Probabilities for labels, raw outputs otherwise.
         """
         if x is None and self.inputs is None:
-            raise NotDefined("no training inputs were kept with this posterior; pass x.")
+            raise NotDefined("this posterior has no stored training inputs; pass x.")
         outputs = self._functions(self.positions.flatten(0, 1)).outputs(self.inputs if x is None else x)
-        if self.likelihood.task == "classification":
-            dim = getattr(self.likelihood, "class_dim", 1)
-            outputs = outputs.softmax(dim if dim < 0 else dim + 1)
-        elif self.likelihood.task == "binary":
-            outputs = outputs.sigmoid()
+        if self.likelihood.has_labels:
+            outputs = predict_draws(self.likelihood, outputs).samples  # type: ignore[union-attr, assignment]
         return outputs.unflatten(0, self.positions.shape[:2])
 
-    # How far it can be trusted
+    # Diagnostics
 
     def diagnostics(self, x: Any = None, *, weights: bool = False) -> Diagnostics:
         """R-hat and effective sample sizes of the predictions for ``x`` and of the potential energy, by ArviZ.
 
-        ``x`` defaults to training inputs. ``weights`` adds those of every weight; hidden units permute between
+        ``x`` defaults to training inputs. ``weights`` adds every weight; hidden units permute between
         chains, so these need not be good.
         """
-        from whence.posteriors.hmc.diagnostics import diagnostics
-
         return diagnostics(self, x, weights)
 
     def to_arviz(self, x: Any = None) -> Any:
         """An ArviZ ``InferenceData`` (from ArviZ 1 on a ``DataTree``): weights, predictions, sampler statistics."""
-        from whence.posteriors.hmc.diagnostics import to_arviz
-
         return to_arviz(self, x)
 
-    # Keeping
+    # Saving
 
     def to(self, *args: Any, **kwargs: Any) -> Hmc:
-        """A copy on another device or in another floating-point type; the draws keep theirs."""
+        """A copy on another device or in another floating-point dtype; the draws keep their dtype."""
         network = self.network.to(*args, **kwargs)
         device = network.device
         return replace(
@@ -156,45 +178,37 @@ class Hmc(DrawnPosterior):
         )
 
     def state(self) -> State:
-        prior = {n: None if isinstance(v, Tensor) else v for n, v in self.prior.values.items()}
-        kept, kind = _named(self.inputs)
+        inputs, kind = to_tensors(self.inputs)
         meta = {
             "settings": asdict(self.settings),
             "names": self.names(),
             "output_shape": list(self.output_shape),
-            "prior": prior,
+            "prior": self.prior.spec(),
             "problems": list(self.problems),
             "seconds": self.seconds,
             "inputs": kind,
         }
-        tensors = {"positions": self.positions, "prior_mean": self.prior_mean}
-        tensors |= {f"stats.{n}": v for n, v in self.stats.items()}
-        tensors |= {f"prior.{n}": v for n, v in self.prior.tensors().items()}
-        tensors |= {f"inputs.{n}": v for n, v in kept.items()}
-        return State(meta, tensors)
+        tensors = prefixed(stats=self.stats, prior=self.prior.tensors(), inputs=inputs)
+        return State(meta, tensors | {"positions": self.positions, "prior_mean": self.prior_mean})
 
     @classmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> Hmc:
         network = Network.snapshot(models[0])
-        meta, device = state.meta, network.device
-
-        def part(name: str) -> dict[str, Tensor]:
-            return {k[len(name) + 1 :]: v.to(device) for k, v in state.tensors.items() if k.startswith(name + ".")}
-
+        meta, tensors = state.meta, {k: v.to(network.device) for k, v in state.tensors.items()}
         values = {n: state.tensors[f"prior.{n}"] if v is None else v for n, v in meta["prior"].items()}
         return cls(
             network=network,
             likelihood=likelihood,
             prior=ByParameter(values),
-            prior_mean=state.tensors["prior_mean"].to(device),
-            positions=state.tensors["positions"].to(device),
-            stats=part("stats"),
-            settings=Settings(**meta["settings"]),
+            prior_mean=tensors["prior_mean"],
+            positions=tensors["positions"],
+            stats=part_of(tensors, "stats"),
+            settings=SamplerSettings(**meta["settings"]),
             output_shape=tuple(meta["output_shape"]),
-            inputs=_unnamed(part("inputs"), meta["inputs"]),
+            inputs=from_tensors(part_of(tensors, "inputs"), meta["inputs"]),
             problems=tuple(meta["problems"]),
             seconds=meta["seconds"],
-            layout=Layout.of(network, meta["names"]),
+            weights=joint_block(network, meta["names"]),
         )
 
     def __repr__(self) -> str:
@@ -206,26 +220,7 @@ class Hmc(DrawnPosterior):
         )
 
 
-def some(inputs: Inputs, count: int = PROBES) -> Inputs:
-    """Inputs evenly picked from all of them."""
+def evenly_picked(inputs: Inputs, count: int = PROBES) -> Inputs:
+    """``count`` evenly spaced inputs."""
     total = size_of(inputs)
     return take(inputs, torch.linspace(0, total - 1, min(count, total)).round().long())
-
-
-def _named(inputs: Inputs) -> tuple[dict[str, Tensor], str | None]:
-    """Inputs as tensors by name for a file, and what they were; nothing where they are nested."""
-    if isinstance(inputs, Tensor):
-        return {"0": inputs}, "tensor"
-    if isinstance(inputs, Mapping) and all(isinstance(v, Tensor) for v in inputs.values()):
-        return {str(k): v for k, v in inputs.items()}, "mapping"
-    if isinstance(inputs, (tuple, list)) and all(isinstance(v, Tensor) for v in inputs):
-        return {str(i): v for i, v in enumerate(inputs)}, "tuple"
-    return {}, None
-
-
-def _unnamed(tensors: dict[str, Tensor], kind: str | None) -> Inputs:
-    if kind == "tensor":
-        return tensors["0"]
-    if kind == "tuple":
-        return tuple(tensors[str(i)] for i in range(len(tensors)))
-    return tensors if kind == "mapping" else None

@@ -6,27 +6,27 @@ Index legend: K chains, P parameters, N examples.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.batches import Data, Inputs, check_finite, concatenate, size_of, take, tensors_in
-from whence.curvature.blocks import Param
-from whence.curvature.jacobian import budget
+from whence.engine.batches import Data, Inputs, check_finite, concatenate, size_of, take, tensors_in
+from whence.engine.memory import sizes
 from whence.errors import BadData, BadOption, TooLarge, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.likelihoods import Gaussian, Likelihood
 from whence.predictive.sampled import largest_activation
+from whence.recording.blocks import Block
 
 DATA_LIMIT = 2 * 2**30  # bytes
-KEPT = 8  # activations of the size of the largest one that a gradient is taken to hold
+HELD = 8  # assumed memory of a gradient, in largest activations
 
 
 @dataclass(frozen=True)
-class WholeData:
+class TrainingData:
     """All of the training data, as one batch."""
 
     inputs: Inputs
@@ -38,15 +38,15 @@ class WholeData:
         return len(self.outputs)
 
 
-def read(network: Network, data: Data, likelihood: Likelihood, estimate: bool) -> WholeData:
-    """Read the data once and hold it; a noise that is to be estimated is the rms of the trained residuals."""
+def read(network: Network, data: Data, likelihood: Likelihood, estimate: bool) -> TrainingData:
+    """Read all data into memory; an estimated noise is the root mean square of the trained network's residuals."""
     parts, held = [], 0
     for batch in data:
         held += sum(t.numel() * t.element_size() for t in tensors_in((batch.inputs, batch.targets)))
         if held > DATA_LIMIT:
             raise TooLarge(
-                f"HMC holds the whole data set, and it takes more than {DATA_LIMIT / 2**30:.0f} GiB. Every step needs "
-                "the gradient over all of it: take a subset, or whence.laplace, which reads batches."
+                f"HMC keeps all data in memory, and they need more than {DATA_LIMIT / 2**30:.0f} GiB. Every step needs "
+                "the gradient over all data: use a subset, or whence.laplace, which reads batches."
             )
         parts.append(batch)
     try:
@@ -54,7 +54,7 @@ def read(network: Network, data: Data, likelihood: Likelihood, estimate: bool) -
         raw = torch.cat([b.targets for b in parts])
     except RuntimeError as error:
         raise BadData(
-            f"HMC holds the data as one batch, and these batches cannot be joined ({error}). Pad them to one shape."
+            f"HMC keeps the data as one batch, but these batches cannot be joined ({error}). Pad them to one shape."
         ) from error
     with torch.no_grad():
         outputs = network(inputs)
@@ -68,47 +68,24 @@ def read(network: Network, data: Data, likelihood: Likelihood, estimate: bool) -
                 "its data exactly. Pass likelihood=whence.Gaussian(noise=…)."
             )
         likelihood = Gaussian(noise)
-    return WholeData(inputs, targets, outputs, likelihood)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Parameters in the network's order ↔ vectors [..., P]."""
-
-    params: tuple[Param, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(p.numel for p in self.params)
-
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.split([p.numel for p in self.params], dim=-1)
-        return {p.name: v.reshape((*flat.shape[:-1], *p.shape)) for p, v in zip(self.params, pieces, strict=True)}
-
-    def join(self, values: dict[str, Tensor]) -> Tensor:
-        lead = [values[p.name].shape[: values[p.name].dim() - len(p.shape)] for p in self.params]
-        return torch.cat([values[p.name].reshape(*n, p.numel) for n, p in zip(lead, self.params, strict=True)], dim=-1)
-
-    @classmethod
-    def of(cls, network: Network, names: Sequence[str]) -> Layout:
-        return cls(tuple(Param(n, tuple(network.params[n].shape)) for n in names))
+    return TrainingData(inputs, targets, outputs, likelihood)
 
 
 class Potential:
-    """U and its gradient at positions [K, P]: vectorised over chains and traced to plain operations where that works.
+    """U and its gradient at positions [K, P]: vectorised over chains and traced where possible.
 
-    A trace is kept for each number of chains; where ``vmap`` fails, chains go one after the other.
+    A trace is kept for each number of chains; if ``vmap`` fails, chains run one after the other.
     """
 
-    def __init__(self, network: Network, data: WholeData, layout: Layout, precision: Tensor, mean: Tensor) -> None:
-        self.network, self.data, self.layout = network, data, layout
+    def __init__(self, network: Network, data: TrainingData, weights: Block, precision: Tensor, mean: Tensor) -> None:
+        self.network, self.data, self.weights = network, data, weights
         self.precision, self.mean = precision, mean  # Δ and μ₀, [P]
         self._functions: dict[int, Callable[[Tensor], tuple[Tensor, Tensor]]] = {}
-        self.way: dict[int, str] = {}  # how K chains are computed: "traced", "vmap" or "loop"
+        self.how: dict[int, str] = {}  # how K chains are computed: "traced", "vmap" or "loop"
 
     def one(self, flat: Tensor) -> Tensor:
         """U at one position [P]."""
-        outputs = self.network.functional(self.layout.split(flat), self.data.inputs)
+        outputs = self.network.functional(self.weights.scatter(flat), self.data.inputs)
         loss = self.data.likelihood.nll(outputs, self.data.targets).sum()
         off = flat - self.mean
         return loss + 0.5 * (self.precision * off * off).sum()
@@ -116,7 +93,7 @@ class Potential:
     def __call__(self, position: Tensor) -> tuple[Tensor, Tensor]:
         chains = len(position)
         if chains not in self._functions:
-            self._functions[chains], self.way[chains] = self._fastest(position)
+            self._functions[chains], self.how[chains] = self._fastest(position)
         with torch.no_grad():
             gradient, value = self._functions[chains](position)
         return value, gradient
@@ -148,10 +125,10 @@ class Potential:
         return run
 
     def _together(self, chains: int) -> int:
-        """Chains whose activations fit the budget together."""
+        """Number of chains whose activations fit the memory budget."""
         few = take(self.data.inputs, slice(0, 1))
-        each = KEPT * largest_activation(self.network, few) * size_of(self.data.inputs)
-        return max(1, min(chains, budget(self.network.device) // max(each, 1)))
+        each = HELD * largest_activation(self.network, few) * size_of(self.data.inputs)
+        return max(1, min(chains, sizes().one_tensor(self.network.device) // max(each, 1)))
 
 
 def _stacked(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -159,18 +136,18 @@ def _stacked(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _traced(function: Callable[[Tensor], Any], position: Tensor) -> Callable[[Tensor], Any] | None:
-    """The same as a script of plain tensor operations, if it computes the same elsewhere; several times faster."""
+    """A traced version of the function, if it gives the same result at another position; several times faster."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
-        graph = make_fx(lambda q: function(q))(position)  # a plain function: fx counts the arguments of its code
+        graph = make_fx(lambda q: function(q))(position)  # a lambda: fx inspects the signature
         graph.graph.eliminate_dead_code()
         graph.recompile()
         script: Callable[[Tensor], Any] = torch.jit.freeze(
             torch.jit.trace(graph.eval(), (position,), check_trace=False)
         )
         other = position + 0.1 * torch.linspace(-1, 1, position.numel()).to(position).reshape(position.shape)
-        for _ in range(3):  # the executor settles on its form in the first runs
+        for _ in range(3):  # the executor optimises in the first runs
             found, expected = script(other), function(other)
             if not all(torch.allclose(a, b, rtol=1e-4, equal_nan=True) for a, b in zip(found, expected, strict=True)):
                 return None

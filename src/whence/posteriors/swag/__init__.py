@@ -1,7 +1,6 @@
-"""SWAG: a Gaussian from the way of stochastic gradient descent (Maddox et al. 2019)."""
+"""SWAG: a Gaussian fitted to the iterates of stochastic gradient descent (Maddox et al. 2019)."""
 
-from whence.posteriors.swag.collect import SwagCollector
-from whence.posteriors.swag.fit import swag
+from whence.posteriors.swag.fit import SwagCollector, swag
 from whence.posteriors.swag.posterior import Swag
 
 __all__ = ["Swag", "SwagCollector", "swag"]

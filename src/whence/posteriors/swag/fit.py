@@ -1,24 +1,27 @@
-"""``whence.swag``: go on training at a constant rate, and collect the weights."""
+"""``whence.swag``: train on at a constant learning rate, and collect weights (Maddox et al. 2019, algorithm 1)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from whence.copies import copy_module
-from whence.engine.checkpoint import COLLECTION, TRAINING, CheckpointFile
-from whence.errors import BadFile, BadOption
-from whence.functional import Network, tensors_of
-from whence.likelihoods import Gaussian, Likelihood, resolve
-from whence.posteriors.ensembles.build import guarded
-from whence.posteriors.ensembles.loss import MeanNll
-from whence.posteriors.swag.collect import SwagCollector
-from whence.posteriors.swag.posterior import Swag
-from whence.randomness import resolve_seed
+from whence.copies import copy_module, unwrap
+from whence.engine.randomness import preserved_random_state, resolve_seed
+from whence.errors import BadData, BadOption, whole_numbers
+from whence.functional import Network
+from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
+from whence.posteriors.swag.batch_norm import batch_norm_layers, random_inputs, set_batch_norm_statistics
+from whence.posteriors.swag.posterior import Swag, at_mean, check_scale
+from whence.training.checkpoint import part_of, prefixed
+from whence.training.examples import training_parts
+from whence.training.loop import Tensors, run
+from whence.training.losses import MeanNegativeLogLikelihood, residual_noise
+from whence.training.settings import Settings
+from whence.training.supervised import SupervisedEpoch, SupervisedTraining
 
 
 @torch.inference_mode(False)
@@ -26,7 +29,7 @@ def swag(
     model: nn.Module,
     data: Any,
     *,
-    likelihood: Likelihood | Literal["classification", "binary", "regression"],
+    likelihood: Likelihood | LikelihoodName,
     epochs: int = 20,
     lr: float = 0.01,
     rank: int = 20,
@@ -42,112 +45,171 @@ def swag(
     progress: bool = True,
     **settings: Any,
 ) -> Swag:
-    """Train a copy of a trained network further, and make the weights it passes through a Gaussian.
+    """Continue training a copy of a trained network, and fit a Gaussian to its weights along the way.
 
     Args:
         model: a trained network; it is copied, and never changed.
         data: the training data, as for :func:`whence.zoo.train`.
         likelihood: the mean negative log likelihood is minimised; with ``"regression"`` the noise is the root mean
             square of the training residuals at the mean weights.
-        epochs: of further training.
-        lr: constant; high enough that the weights move about (the paper takes a tenth to a half of the first rate).
-        rank: how many of the last deviations from the mean are kept, K; 0 for a diagonal covariance.
-        every: collect after every so many epochs.
+        epochs: number of further epochs.
+        lr: constant learning rate, high enough to explore (the paper uses a tenth to a half of the initial rate).
+        rank: number K of last deviations from the mean to keep; 0 for a diagonal covariance.
+        every: number of epochs between collections.
         momentum, weight_decay, batch_size, **settings: as in :class:`whence.zoo.Settings`.
-        scale: of the covariance; 1 is the paper's.
-        seed: of the shuffles, augmentations and dropout (0); or a ``generator`` that one is drawn from.
+        scale: scale of the covariance; 1 as in the paper.
+        seed: seed of shuffles, augmentations and dropout (0); or a ``generator`` to draw it from.
         device: where to train; by default where the model is.
-        checkpoint: a file; an interrupted training goes on from it to the same posterior.
+        checkpoint: a file; an interrupted training resumes from it and gives the same posterior.
         progress: whether to show a progress bar.
     """
-    from whence.zoo import DataSet, Settings, train
-
     seed = resolve_seed(seed, generator)
-    for name, value in (("epochs", epochs), ("every", every)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadOption(f"{name}={value} must be a whole number, at least 1.")
+    whole_numbers(epochs=epochs, every=every)
     if epochs // every < 2:
-        raise BadOption(f"epochs={epochs} with every={every} collects {epochs // every} times; 2 are the least.")
+        raise BadOption(f"epochs={epochs} with every={every} gives {epochs // every} collections; 2 are needed.")
     resolved, estimate = resolve(likelihood)
-    if isinstance(data, DataSet):
-        data = data.train
-    loss = MeanNll(Gaussian(1.0) if estimate else resolved)
-    chosen = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, **settings}
-    plan = Settings().with_(loss=loss, **chosen)
+    data, _ = training_parts(data)
+    explicit = {} if batch_size is None else {"batch_size": batch_size}
+    loss = MeanNegativeLogLikelihood(Gaussian(1.0) if estimate else resolved)
+    chosen = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, **explicit, **settings}
     start = Network.snapshot(model)
     start = start if device is None else start.to(device)
-    copied = copy_module(start.module)
-    collector = SwagCollector(copied, rank)
-    beside = None if checkpoint is None else Beside(Path(checkpoint), collector, every, start.hash)
-    if beside is not None:
-        beside.resume()
-
-    def after(_network: nn.Module, row: Any) -> None:
-        if row.epoch % every == 0:
-            collector.collect()
-        if beside is not None:
-            beside.write(row.epoch)
-
-    more: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    keeping: dict[str, Any] = {"checkpoint": checkpoint, "checkpoint_every": 0.0}
-    with guarded():  # a loader that shuffles draws from torch's own generator
-        done = train(copied, data, plan, seed=seed, callback=after, progress=progress, **keeping, **more)
-    history = [row.to_dict() for row in done.history]
-    found = collector.posterior(likelihood, data, scale=scale, seed=seed, history=history)
-    return replace(found, start=start)
+    network = copy_module(start.module)
+    collector = SwagCollector(network, rank)
+    plan = Settings().with_(loss=loss, **chosen)
+    training = SwagTraining.of(
+        network, data, None, plan, seed, explicit, collector=collector, every=every, start=start.hash
+    )
+    saved = None if checkpoint is None else training.checkpoint(checkpoint)
+    done = run(training, training.plan(), checkpoint=saved, progress=progress)
+    history = [record.to_dict() for record in done.records]
+    return replace(collector.posterior(likelihood, data, scale=scale, seed=seed, history=history), start=start)
 
 
-class Beside:
-    """What was collected, in a file beside the checkpoint of the training."""
+class SwagCollector:
+    """Collects weights of a network in your own loop: ``collect()`` after each epoch, ``posterior(…)`` at the end.
 
-    def __init__(self, checkpoint: Path, collector: SwagCollector, every: int, start: str) -> None:
-        self.checkpoint, self.collector, self.every = checkpoint, collector, every
-        self.start = start  # hash of the weights that the training goes on from
-        self.path = checkpoint.with_name(checkpoint.name + ".swag")
+    With the n-th weights θₙ: θ̄ₙ = θ̄ₙ₋₁ + (θₙ − θ̄ₙ₋₁) / n; the second moment by Welford's update, in float64; and the
+    last ``rank`` deviations θₙ − θ̄ₙ.
+    """
 
-    def write(self, epoch: int) -> None:
-        self.collector.write(self.path, {"epoch": epoch, "every": self.every, "start": self.start})
+    def __init__(self, model: nn.Module, rank: int = 20) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 or rank == 1:
+            raise BadOption(f"rank={rank} must be 0 (a diagonal covariance) or a whole number, at least 2.")
+        if not isinstance(model, nn.Module):
+            raise BadData(f"the model must be a torch.nn.Module, not a {type(model).__name__}.")
+        self.model, self.rank, self.count = unwrap(model), rank, 0
+        free = {n: p for n, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
+        if not free:
+            raise BadOption("all parameters are frozen, so there is nothing to collect; call requires_grad_(True).")
+        self.mean: Tensors = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
+        self.squares: Tensors = {n: torch.zeros_like(m) for n, m in self.mean.items()}  # Σ (θ − θ̄)²
+        self.deviations: dict[str, list[Tensor]] = {n: [] for n in free}
 
-    def resume(self) -> None:
-        """Bring the collector to where the training stands; a break between the two files is made good."""
-        if not self.checkpoint.exists():
-            self.path.unlink(missing_ok=True)
-            if self.path.absolute().parent.is_dir():
-                self.write(0)  # so that a break before the first collection leaves the hash, too
-            return
-        tensors, meta = CheckpointFile(self.checkpoint, TRAINING).existing()
-        trained, collected = len(meta["rows"]), 0
-        weights = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
-        self._check(weights)
-        if self.path.exists():
-            saved, its = CheckpointFile(self.path, COLLECTION).existing()
-            if its.get("start", self.start) != self.start:
-                raise BadFile(
-                    f"the checkpoint {self.checkpoint} is of another network: its training started from other weights "
-                    "than this network has. Go on with the same network, or remove the file."
-                )
-            for name, mine in (("rank", self.collector.rank), ("every", self.every)):
-                if its[name] != mine:
-                    raise BadOption(f"the checkpoint {self.path} was made with {name}={its[name]}, not {mine}.")
-            self.collector.read(saved, its)
-            collected = its["epoch"]
-        if trained - collected == 1:
-            self.collector.model.load_state_dict(weights)
-            if trained % self.every == 0:
-                self.collector.collect()
-            self.write(trained)
-        elif trained != collected:
-            raise BadFile(
-                f"the checkpoint {self.checkpoint} is at epoch {trained} and {self.path.name} at {collected}; remove "
-                "both to start anew."
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the current weights."""
+        params = dict(self.model.named_parameters())
+        self.count += 1
+        for name, mean in self.mean.items():
+            theta = params[name].detach()
+            if not bool(torch.isfinite(theta).all()):
+                raise BadData(f"the parameter {name!r} contains NaN or infinite values at collection {self.count}.")
+            before = theta.double() - mean
+            mean += before / self.count
+            after = theta.double() - mean
+            self.squares[name] += before * after
+            if self.rank:
+                self.deviations[name] = [*self.deviations[name], after.to(theta.dtype)][-self.rank :]
+
+    def posterior(
+        self,
+        likelihood: Likelihood | str,
+        data: Any = None,
+        *,
+        scale: float = 1.0,
+        seed: int = 0,
+        history: list[Any] | None = None,
+    ) -> Swag:
+        """The posterior so far. ``data`` is needed for batch normalisation, and for ``"regression"``."""
+        if self.count < 2:
+            raise BadOption(f"a covariance needs at least 2 collections, but there is {self.count}.")
+        scale = check_scale(scale)
+        resolved, estimate = resolve(likelihood)
+        layers = batch_norm_layers(self.model)
+        if data is None and layers:
+            raise BadOption(
+                f"the batch normalisation {layers[0]!r} needs new statistics for the averaged weights; pass data=…."
             )
+        if data is None and estimate:
+            raise BadOption("likelihood='regression' estimates the noise from training residuals; pass data=….")
+        start = Network.snapshot(self.model)
+        network = at_mean(start, {n: m.to(start.params[n].dtype) for n, m in self.mean.items()})
+        inputs, shape = None, None
+        with preserved_random_state():  # a shuffling loader uses torch's default generator
+            if layers:
+                inputs = random_inputs(data, network, seed)
+                set_batch_norm_statistics(network, inputs)
+            if data is not None:
+                with torch.no_grad():
+                    shape = tuple(network(random_inputs(data, network, seed, 1)).shape[1:])
+            found = residual_noise([network], data) if estimate else resolved
+        return Swag(
+            network=network,
+            start=start,
+            likelihood=found,
+            diagonal={n: (s / self.count).to(start.params[n].dtype) for n, s in self.squares.items()},
+            deviations={n: torch.stack(d) for n, d in self.deviations.items()} if self.rank else {},
+            scale=scale,
+            collections=self.count,
+            inputs=inputs,
+            output_shape=shape,
+            history=tuple(history or ()),
+        )
 
-    def _check(self, weights: dict[str, Any]) -> None:
-        own = {k: tuple(v.shape) for k, v in tensors_of(self.collector.model).items()}
-        its = {k: tuple(v.shape) for k, v in weights.items()}
-        wrong = next((n for n in {**own, **its} if own.get(n) != its.get(n)), None)
-        if wrong is not None:
-            here, there = (list(d[wrong]) if wrong in d else "missing" for d in (own, its))
-            raise BadFile(
-                f"the checkpoint {self.checkpoint} is of another network: {wrong!r} is {here} here and {there} in it."
-            )
+    def state(self) -> Tensors:
+        """Everything collected so far."""
+        deviations = {n: torch.stack(d) for n, d in self.deviations.items() if d}
+        found = prefixed(mean=self.mean, squares=self.squares, deviations=deviations)
+        return found | {"count": torch.tensor(self.count)}
+
+    def load_state(self, tensors: Tensors) -> None:
+        """The inverse of :meth:`state`."""
+        self.count = int(tensors["count"])
+        deviations = part_of(tensors, "deviations")
+        for name, mean in self.mean.items():
+            mean.copy_(tensors[f"mean.{name}"])
+            self.squares[name].copy_(tensors[f"squares.{name}"])
+            self.deviations[name] = list(deviations[name].to(mean.device)) if name in deviations else []
+
+
+class SwagTraining(SupervisedTraining):
+    """Continued training of a network, with collection of its weights."""
+
+    def __init__(self, *args: Any, collector: SwagCollector, every: int, start: str) -> None:
+        super().__init__(*args)
+        self.collector = collector
+        self.every = every  # epochs between two collections
+        self.start = start  # hash of the weights that it starts from
+
+    def end(self, epoch: int, lr: float) -> SupervisedEpoch:
+        record = super().end(epoch, lr)
+        if record.epoch % self.every == 0:
+            self.collector.collect()
+        return record
+
+    def state(self) -> Tensors:
+        return prefixed(network=super().state(), collected=self.collector.state())
+
+    def load_state(self, tensors: Tensors) -> None:
+        super().load_state(part_of(tensors, "network"))
+        self.collector.load_state(part_of(tensors, "collected"))
+
+    def identity(self) -> dict[str, Any]:
+        own = {
+            "shapes": {n: list(t.shape) for n, t in super().state().items()},
+            "start": self.start,
+            "rank": self.collector.rank,
+            "every": self.every,
+        }
+        return own | super().identity()

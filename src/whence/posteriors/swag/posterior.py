@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian with the moments of the weights along a training (Maddox et al. 2019).
+"""SWAG: a Gaussian with the moments of the weights during training (Maddox et al. 2019).
 
 Index legend: S draws, P weights, K collected deviations.
 """
@@ -6,32 +6,35 @@ Index legend: S draws, P weights, K collected deviations.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, tensors_in, to_device
 from whence.copies import copy_module
+from whence.engine.batches import Inputs, to_device
+from whence.engine.randomness import normal
 from whence.errors import BadFile, BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
-from whence.posteriors.base import WeightPosterior
-from whence.posteriors.covariance import refuse_dense
-from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.swag.collect import at_mean, check_scale
-from whence.posteriors.swag.norm import renewed
+from whence.posteriors.base import LayerStructure, by_owner, from_tensors, layer_structures, to_tensors
+from whence.posteriors.drawn import State
+from whence.posteriors.gaussian import Covariance, GaussianPosterior
+from whence.posteriors.laplace.covariance import refuse_dense
+from whence.posteriors.swag.batch_norm import batch_norm_statistics
 from whence.predictive.sampled import WeightDraws
 from whence.predictive.serving import Logits
+from whence.training.checkpoint import part_of, prefixed
 
 
 @dataclass(frozen=True, eq=False)
-class Swag(DrawnPosterior, WeightPosterior):
+class Swag(GaussianPosterior):
     """Made by :func:`whence.swag`: N(θ̄, s ½ (diag(θ²̄ − θ̄²) + D Dᵀ / (K − 1))); with rank 0, N(θ̄, s diag(θ²̄ − θ̄²))."""
 
-    network: Network  # at the mean weights, with batch-normalisation statistics of their own
-    start: Network  # that a file belongs to
-    likelihood: Likelihood  # type: ignore[misc]
+    network: Network  # at the mean weights, with their batch-normalisation statistics
+    start: Network  # the initial network; identifies it in files
+    likelihood: Likelihood
     diagonal: dict[str, Tensor]  # θ²̄ − θ̄²
     deviations: dict[str, Tensor]  # D, [K, *shape]; empty for rank 0
     scale: float = 1.0  # s
@@ -41,32 +44,30 @@ class Swag(DrawnPosterior, WeightPosterior):
     history: tuple[Any, ...] = field(default=(), repr=False)
 
     kind: ClassVar[str] = "swag"
-    default_draws: ClassVar[int] = 30
+    at_trained_weights: ClassVar[bool] = False
+    default_draws: ClassVar[int] = 30  # type: ignore[misc]
 
     @property
     def rank(self) -> int:
-        """Deviations that are kept."""
+        """Number of deviations kept."""
         return len(next(iter(self.deviations.values()))) if self.deviations else 0
 
     def names(self) -> list[str]:
-        """Bayesian parameters in the network's order."""
         return [n for n in self.network.params if n in self.diagonal]
 
     def layers(self) -> dict[str, list[str]]:
-        """Layer → its Bayesian parameters, in the network's order."""
-        found: dict[str, list[str]] = {}
-        for name in self.names():
-            found.setdefault(name.rpartition(".")[0] or name, []).append(name)
-        return found
+        return by_owner(self.names())
+
+    @property
+    def structures(self) -> dict[str, LayerStructure]:
+        form = f"diagonal and rank {self.rank}" if self.rank else "diagonal"
+        return layer_structures(self.network, self.layers(), lambda _: form)
 
     def _factors(self) -> tuple[float, float]:
-        """What the diagonal and D Dᵀ are multiplied by (eq. 1 of Maddox et al. and the text below it)."""
+        """Factors of the diagonal and of D Dᵀ (eq. 1 of Maddox et al. and the text below it)."""
         if not self.rank:
             return self.scale, 0.0
         return 0.5 * self.scale, 0.5 * self.scale / (self.rank - 1)
-
-    def mean(self) -> dict[str, Tensor]:
-        return {n: self.network.params[n].detach().clone() for n in self.names()}
 
     def variance(self) -> dict[str, Tensor]:
         own, shared = self._factors()
@@ -74,6 +75,11 @@ class Swag(DrawnPosterior, WeightPosterior):
         if self.rank:
             found = {n: v + shared * self.deviations[n].square().sum(0) for n, v in found.items()}
         return found
+
+    def parts_of_covariance(self) -> Covariance:
+        own, shared = self._factors()
+        columns = {n: shared**0.5 * self.deviations[n] for n in self.names()} if self.rank else {}
+        return Covariance({n: own * self.diagonal[n].clamp(min=0) for n in self.names()}, columns=columns)
 
     def covariance(self) -> Tensor:
         size = sum(d.numel() for d in self.diagonal.values())
@@ -90,16 +96,11 @@ class Swag(DrawnPosterior, WeightPosterior):
         if num_samples < 1:
             raise BadOption(f"num_samples={num_samples} is not positive.")
         own, shared = self._factors()
-        device = self.network.device
-
-        def normal(*shape: int) -> Tensor:
-            place = device if generator is None else generator.device
-            return torch.randn(shape, generator=generator, device=place, dtype=self.network.dtype).to(device)
-
+        like = self.network.like
         found: dict[str, Tensor] = {}
-        common = normal(num_samples, self.rank)  # z₂, the same for all weights
+        common = normal((num_samples, self.rank), like, generator)  # z₂, the same for all weights
         for name, mean in self.mean().items():
-            noise = normal(num_samples, *mean.shape).to(mean.dtype)
+            noise = normal((num_samples, *mean.shape), like, generator).to(mean.dtype)
             found[name] = mean + (own * self.diagonal[name].clamp(min=0)).sqrt() * noise
             if self.rank:
                 low = torch.einsum("sk,k...->s...", common.to(mean.dtype), self.deviations[name])
@@ -107,31 +108,28 @@ class Swag(DrawnPosterior, WeightPosterior):
         return found
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> SwagDraws:
-        """Weight draws as functions x → raw outputs, each with batch-normalisation statistics of its own."""
+        """Weight draws as functions x → raw outputs, each with its own batch-normalisation statistics."""
         params = self.sample(num_samples, generator=generator)
         if self.inputs is not None:
-            params = params | renewed(self.network, params, self.inputs)
+            params = params | batch_norm_statistics(self.network, params, self.inputs)
         return SwagDraws(self.network, params, self.likelihood)
 
     def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
         if self.inputs is not None and not isinstance(self.inputs, Tensor):
-            raise NotDefined("as_module() serves networks that take one tensor; use draw() for several inputs.")
+            raise NotDefined("as_module() supports networks with one input tensor; use draw() for several inputs.")
         return super().as_module(num_samples, generator)
 
     def with_scale(self, scale: float) -> Swag:
-        """The same with the covariance at another scale."""
+        """A copy with another scale of the covariance."""
         return replace(self, scale=check_scale(scale))
 
     def networks(self) -> list[nn.Module]:
         return [self.start.module]
 
     def state(self) -> State:
-        tensors = {f"mean.{n}": m for n, m in self.mean().items()}
-        tensors |= {f"diagonal.{n}": d for n, d in self.diagonal.items()}
-        tensors |= {f"deviations.{n}": d for n, d in self.deviations.items()}
-        tensors |= {f"buffer.{n}": b for n, b in self.network.module.named_buffers()}
-        kind = _kind(self.inputs)
-        tensors |= {f"inputs.{i}": t for i, t in enumerate(tensors_in(self.inputs))}
+        inputs, kind = to_tensors(self.inputs)
+        if self.inputs is not None and kind is None:
+            raise BadFile("the inputs stored for batch normalisation are nested, so this posterior cannot be saved.")
         meta = {
             "scale": self.scale,
             "collections": self.collections,
@@ -139,30 +137,27 @@ class Swag(DrawnPosterior, WeightPosterior):
             "output_shape": None if self.output_shape is None else list(self.output_shape),
             "history": list(self.history),
         }
-        return State(meta, tensors)
+        own = {"mean": self.mean(), "diagonal": self.diagonal, "deviations": self.deviations, "inputs": inputs}
+        return State(meta, prefixed(**own, buffer=dict(self.network.module.named_buffers())))
 
     @classmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> Swag:
         start = Network.snapshot(models[0])
-        groups: dict[str, dict[str, Tensor]] = {k: {} for k in ("mean", "diagonal", "deviations", "buffer", "inputs")}
-        for key, value in state.tensors.items():
-            group, _, name = key.partition(".")
-            floats = value.to(start.device, start.dtype if value.is_floating_point() else None)
-            groups[group][name] = floats
-        network = at_mean(start, groups["mean"])
+        tensors = to_device(state.tensors, start.device, start.dtype)
+        network, buffers = at_mean(start, part_of(tensors, "mean")), part_of(tensors, "buffer")
         for name, buffer in network.module.named_buffers():
-            if name in groups["buffer"]:
-                buffer.copy_(groups["buffer"][name])
+            if name in buffers:
+                buffer.copy_(buffers[name])
         meta, shape = state.meta, state.meta["output_shape"]
         return cls(
             network=network,
             start=start,
             likelihood=likelihood,
-            diagonal=groups["diagonal"],
-            deviations=groups["deviations"],
+            diagonal=part_of(tensors, "diagonal"),
+            deviations=part_of(tensors, "deviations"),
             scale=meta["scale"],
             collections=meta["collections"],
-            inputs=_inputs(meta["inputs"], groups["inputs"]),
+            inputs=from_tensors(part_of(tensors, "inputs"), meta["inputs"]),
             output_shape=None if shape is None else tuple(shape),
             history=tuple(meta["history"]),
         )
@@ -184,7 +179,7 @@ class Swag(DrawnPosterior, WeightPosterior):
 
     def __repr__(self) -> str:
         size = sum(d.numel() for d in self.diagonal.values())
-        norm = "" if self.inputs is None else "; batch-normalisation statistics made anew for each draw"
+        norm = "" if self.inputs is None else "; batch-normalisation statistics recomputed for each draw"
         return (
             f"Swag({size:,} weights, {self.collections} collections, rank {self.rank}, scale {self.scale:g}; "
             f"{self.likelihood!r}{norm})"
@@ -192,7 +187,7 @@ class Swag(DrawnPosterior, WeightPosterior):
 
 
 class SwagDraws(WeightDraws):
-    """Weight draws that bring buffers with them."""
+    """Weight draws with their own buffers."""
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -212,23 +207,18 @@ class SwagDraws(WeightDraws):
         return found
 
 
-def _kind(inputs: Inputs) -> Any:
-    """What the kept inputs are made of, as plain values: None, "tensor", a number of them, or their names."""
-    if inputs is None:
-        return None
-    if isinstance(inputs, Tensor):
-        return "tensor"
-    flat = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    if not all(isinstance(t, Tensor) for t in flat):
-        raise BadFile("the inputs kept for batch normalisation are nested; such a posterior cannot be saved.")
-    return list(inputs) if isinstance(inputs, dict) else len(flat)
+def at_mean(start: Network, mean: dict[str, Tensor]) -> Network:
+    """A copy of the network with the mean weights."""
+    network = Network(copy_module(start.module).eval())
+    network.select([n for n, p in start.params.items() if p.requires_grad])
+    network.autocast = start.autocast
+    network.overwrite(mean)
+    return network
 
 
-def _inputs(kind: Any, tensors: dict[str, Tensor]) -> Inputs:
-    """The inverse of :func:`_kind`."""
-    flat = [tensors[str(i)] for i in range(len(tensors))]
-    if kind is None:
-        return None
-    if kind == "tensor":
-        return flat[0]
-    return dict(zip(kind, flat, strict=True)) if isinstance(kind, list) else tuple(flat)
+def check_scale(scale: Any) -> float:
+    """Check that the scale is a positive number."""
+    scale = scale.item() if isinstance(scale, Tensor) and scale.numel() == 1 else scale
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not 0 < float(scale) < float("inf"):
+        raise BadOption(f"scale={scale!r} must be a positive, finite number.")
+    return float(scale)

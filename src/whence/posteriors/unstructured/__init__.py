@@ -1,6 +1,6 @@
-"""Posterior draws without any structure of the covariance, and how far a structured posterior is from them."""
+"""Posterior draws without a structured covariance, and the distance of a structured posterior from them."""
 
-from whence.posteriors.unstructured.gap import Gap
+from whence.posteriors.unstructured.distance import StructureDistance
 from whence.posteriors.unstructured.posterior import Unstructured
 
-__all__ = ["Gap", "Unstructured"]
+__all__ = ["StructureDistance", "Unstructured"]

@@ -2,7 +2,7 @@
 
 With ε₀, εₙ white and Λₙ = Rₙ Rₙᵀ, the right-hand side b = √s Σₙ Jₙᵀ Rₙ εₙ + Δ^{1/2} ε₀ has the covariance
 s H + Δ =: A, so that z = A⁻¹ b has A⁻¹ A A⁻¹ = A⁻¹ (Papandreou & Yuille 2010; for linearised networks Antorán et al.
-2023). It is solved in w = Δ^{1/2} z, where the matrix is I + s Δ^{-1/2} H Δ^{-1/2}: no eigenvalue lies below 1.
+2023). It is solved in w = Δ^{1/2} z, where the matrix is I + s Δ^{-1/2} H Δ^{-1/2}: all eigenvalues are at least 1.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from whence.curvature.options import CurvatureKind
 from whence.curvature.products import Products, Vector
+from whence.engine.randomness import derived_seed, seed_from
 from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
 from whence.functional import refuse_batch_statistics
 from whence.posteriors.unstructured.posterior import Solved, Unstructured, exact
 from whence.posteriors.unstructured.solver import Preconditioner, solve
-from whence.randomness import derived_seed, seed_from
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
+    from whence.posteriors.laplace.posterior import Laplace
 
 PRECONDITIONERS = ("prior", "structure")
-VECTORS = 8  # of one draw that the solution holds at once
+VECTORS = 8  # vectors per draw that the solver keeps
 
 
 @torch.inference_mode(False)
@@ -40,7 +41,7 @@ def unstructured(
     generator: torch.Generator | None,
     progress: bool,
 ) -> Unstructured:
-    """See :meth:`whence.posteriors.laplace.Laplace.unstructured`."""
+    """See :meth:`whence.posteriors.laplace.posterior.Laplace.unstructured`."""
     _check(num_samples, tolerance, max_iterations)
     one_of(preconditioner, PRECONDITIONERS, "preconditioner")
     products = products_of(posterior, data)
@@ -49,7 +50,7 @@ def unstructured(
 
         def report(done: int, residual: float) -> None:
             bar.update(done - bar.n)
-            bar.set_postfix_str(f"residual {residual:.2g}, to reach {tolerance:g}")
+            bar.set_postfix_str(f"residual {residual:.2g}, target {tolerance:g}")
 
         try:
             draws, solved = _drawn(
@@ -66,7 +67,7 @@ def unstructured(
             if is_out_of_memory(error):
                 raise TooLarge(_memory(products.vector.size, num_samples, products.dtype)) from error
             raise
-    _say(solved, max_iterations)
+    _notify_unconverged(solved, max_iterations)
     values = products.vector.split(draws)
     return Unstructured(
         network=products.network,
@@ -87,23 +88,23 @@ def _check(num_samples: int, tolerance: float, max_iterations: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise BadOption(f"{name}={value} must be a whole number, at least 1.")
     if not (isinstance(tolerance, (int, float)) and 0 < tolerance < 1):
-        raise BadOption(f"tolerance={tolerance} must lie between 0 and 1; 0.01 is a usual choice.")
+        raise BadOption(f"tolerance={tolerance} must be between 0 and 1; 0.01 is a common choice.")
 
 
 def products_of(posterior: Laplace, data: Any) -> Products:
-    """Products with the curvature that the posterior approximates; the label draws of a sampled one are exact here."""
+    """Products with the curvature that the posterior approximates; exact for a sampled Fisher."""
     kind = posterior.curvature.options.curvature
-    if kind == "hessian":
+    if kind is CurvatureKind.HESSIAN:
         raise NotDefined(
-            "draws without structure need a curvature with a root, and curvature='hessian' has none: it may be "
+            "draws without structure need a curvature with a root, which curvature='hessian' does not have: it may be "
             "indefinite. Fit with curvature='ggn'."
         )
     network = exact(posterior.network)
     refuse_batch_statistics(network)
     source = network.read(data)
-    source.require_passes(2, "each product with the curvature is a pass, and posterior.unstructured")
+    source.require_passes(2, "posterior.unstructured (one pass per product with the curvature)")
     vector = Vector(network, posterior.blocks, posterior.curvature.keep)
-    kind = "empirical" if kind == "empirical" else "ggn"
+    kind = kind if kind is CurvatureKind.EMPIRICAL else CurvatureKind.GGN
     return Products(network, vector, source, posterior.likelihood, kind, posterior.curvature.options.draws)
 
 
@@ -117,7 +118,7 @@ def _drawn(
     seed: int,
     report: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """z [S, P], and how it was found."""
+    """The draws z [S, P], and statistics of the solver."""
     delta = prior_of(posterior, products)
     perturbation = products.noise(derived_seed(seed, "data"), count)  # Jᵀ R ε
     scale = _scale(posterior, products)
@@ -142,7 +143,7 @@ def _drawn(
 
 
 def prior_of(posterior: Laplace, products: Products) -> Tensor:
-    """Δ of every unknown, [P]."""
+    """Δ of every weight, [P]."""
     delta = posterior.prior.flat([p for b in posterior.blocks for p in b.params])
     delta = delta.to(products.network.device, products.dtype)
     keep = products.vector.keep
@@ -150,7 +151,7 @@ def prior_of(posterior: Laplace, products: Products) -> Tensor:
 
 
 def white(seed: int, count: int, like: Tensor) -> Tensor:
-    """ε₀ [S, P]: a draw's own, however many there are, and the same on every device and in every type."""
+    """ε₀ [S, P]: each draw's noise is independent of their number, and the same on every device and in every dtype."""
     rows = []
     for draw in range(count):
         generator = torch.Generator().manual_seed(derived_seed(seed, "prior", draw))
@@ -159,11 +160,11 @@ def white(seed: int, count: int, like: Tensor) -> Tensor:
 
 
 def _scale(posterior: Laplace, products: Products) -> float:
-    """s: the data scale, for as many examples as the posterior counts."""
+    """s: the data scale, corrected for the number of examples."""
     counted = posterior.curvature.record.data_size
     if abs(counted - products.seen) > 1e-6 * counted:
         notice(
-            f"the data give {products.seen:,} examples, and the posterior counts {counted:,.0f}: each is counted "
+            f"the data have {products.seen:,} examples, but the posterior counts {counted:,.0f}: each is counted "
             f"{counted / products.seen:.3g} times."
         )
     return posterior.data_scale * counted / products.seen
@@ -181,7 +182,7 @@ def _structure(posterior: Laplace) -> Preconditioner:
             at += spectral.size
             alone = len(blocks) == 1 and posterior.curvature.keep is None
             native = blocks[0].to_native(piece) if alone else piece
-            rest = torch.ones_like(gaussian.rest)
+            rest = torch.ones_like(gaussian.null_precision)
             turned = spectral.apply_whitened((gaussian.precision / gaussian.delta) ** exponent, native, rest)
             pieces.append((blocks[0].to_flat(turned) if alone else turned).to(v.dtype))
         return torch.cat(pieces, dim=1)
@@ -189,21 +190,21 @@ def _structure(posterior: Laplace) -> Preconditioner:
     return Preconditioner(lambda v: power(v, -0.5), lambda v: power(v, 0.5))
 
 
-def _say(solved: dict[str, Any], most: int) -> None:
+def _notify_unconverged(solved: dict[str, Any], most: int) -> None:
     if solved["converged"]:
         return
     worst = max(solved["residuals"])
-    ended = f"max_iterations={most} were done" if solved["iterations"] >= most else "rounding allows no less"
+    ended = f"max_iterations={most} was reached" if solved["iterations"] >= most else "rounding prevents a smaller one"
     notice(
         f"the draws have a relative residual of {worst:.2g}, above tolerance={solved['tolerance']:g}, after "
-        f"{solved['iterations']} products: {ended}. Allow more iterations, take more draws together (they help each "
-        "other), a larger prior precision or tolerance, or a network in float64."
+        f"{solved['iterations']} products: {ended}. Allow more iterations, take more draws together (which speeds up "
+        "convergence), use a larger prior precision or tolerance, or a network in float64."
     )
 
 
 def _memory(size: int, count: int, dtype: torch.dtype) -> str:
     needed = VECTORS * count * size * (torch.finfo(dtype).bits // 8) / 2**30
     return (
-        f"{count} draws of {size:,} weights take about {needed:.1f} GiB while they are found, and memory ran out. Pass "
+        f"{count} draws of {size:,} weights need about {needed:.1f} GiB during the solution, and memory ran out. Pass "
         "a smaller num_samples, or select fewer weights with layers=… when fitting."
     )

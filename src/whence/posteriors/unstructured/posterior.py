@@ -1,4 +1,4 @@
-"""A Gaussian posterior over weights that is known by draws from it alone.
+"""A Gaussian posterior over weights that is represented by draws.
 
 Index legend: S draws, N inputs, C outputs.
 """
@@ -11,31 +11,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.batches import Inputs, check_finite, size_of, take, tensors_in
-from whence.curvature.jacobian import budget, widened
-from whence.curvature.products import forward_bytes, push
+from whence.curvature.jvp import tangents
+from whence.engine.batches import tensors_in
+from whence.engine.contexts import full_precision
+from whence.engine.randomness import Points
 from whence.errors import BadOption, NotDefined, one_of
-from whence.functional import Network, full_precision
+from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
-from whence.posteriors.base import WeightPosterior
-from whence.posteriors.covariance import refuse_dense
+from whence.posteriors.base import LayerStructure, Summary, WeightPosterior, layer_structures
 from whence.posteriors.drawn import DrawnPosterior, State
-from whence.predictive.links import predict_draws, predict_gaussian
+from whence.posteriors.laplace.covariance import refuse_dense
+from whence.predictive.links import OutputGaussian, predict_draws, predict_gaussian
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import BATCH, WeightDraws
+from whence.predictive.sources import Antithetic, Source
 from whence.priors import ByParameter, PriorPrecision
-from whence.randomness import Points
 
 if TYPE_CHECKING:
-    from whence.posteriors.laplace import Laplace
-    from whence.posteriors.unstructured.gap import Gap
-
-ROOM = 4  # budgets that derivatives of the outputs may take together
+    from whence.posteriors.laplace.posterior import Laplace
+    from whence.posteriors.unstructured.distance import StructureDistance
 
 
 @dataclass(frozen=True)
 class Solved:
-    """How the draws were found."""
+    """Statistics of the solver."""
 
     iterations: int  # products with the curvature, each a pass over the data
     tolerance: float
@@ -49,34 +48,54 @@ class Solved:
 
 @dataclass(frozen=True, eq=False)
 class Unstructured(DrawnPosterior, WeightPosterior):
-    """Made by :meth:`whence.Laplace.unstructured`: N(θ*, (s H + Δ)⁻¹), correlations between all weights included."""
+    """Made by :meth:`whence.Laplace.unstructured`: N(θ*, (s H + Δ)⁻¹), including correlations between all weights."""
 
     network: Network
-    likelihood: Likelihood  # type: ignore[misc]
-    deviations: dict[str, Tensor]  # draws less θ*, [S, *shape]
+    likelihood: Likelihood
+    deviations: dict[str, Tensor]  # draws minus θ*, [S, *shape]
     prior: PriorPrecision
     data_scale: float
     solved: Solved
     groups: dict[str, tuple[str, ...]]  # layer → its parameters
     output_shape: tuple[int, ...]
-    parameters: int  # Bayesian weights; under a mask those inside it
-    structured: Laplace | None = field(default=None, repr=False)  # that it was made from; files leave it out
+    parameters: int = 0  # number of Bayesian weights; with a mask, of those inside it
+    structured: Laplace | None = field(default=None, repr=False)  # the posterior it was made from; not saved
 
     kind: ClassVar[str] = "unstructured"
 
-    # What it is
+    # Description
 
     def __len__(self) -> int:
         """Number of draws."""
         return len(next(iter(self.deviations.values())))
 
     def names(self) -> list[str]:
-        """Bayesian parameters in the network's order."""
         return [n for n in self.network.params if n in self.deviations]
 
     def layers(self) -> dict[str, list[str]]:
-        """Layer → its Bayesian parameters."""
         return {name: list(params) for name, params in self.groups.items()}
+
+    @property
+    def structures(self) -> dict[str, LayerStructure]:
+        return layer_structures(self.network, self.layers(), lambda _: "draws")
+
+    @property
+    def default_draws(self) -> int:  # type: ignore[override]
+        """The number of stored draws."""
+        return len(self)
+
+    @property
+    def default_method(self) -> Literal["linearised", "sampled"]:
+        return "linearised"
+
+    def summary(self) -> Summary:
+        given = self.prior_precision
+        return Summary(
+            prior_precision=given if isinstance(given, float) else None,
+            prior=self.prior.describe(),
+            data_scale=self.data_scale,
+            examples=self.solved.examples,
+        )
 
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
@@ -95,20 +114,17 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
     @property
     def variance_error(self) -> float:
-        """Relative Monte Carlo standard error of a variance that S draws give: √(2 / S)."""
+        """Relative Monte Carlo standard error of a variance from S draws: √(2 / S)."""
         return (2 / len(self)) ** 0.5
 
     # Weights
-
-    def mean(self) -> dict[str, Tensor]:
-        return {n: self.network.params[n].detach().clone() for n in self.names()}
 
     def variance(self) -> dict[str, Tensor]:
         """Mean squared deviation over the draws; see ``variance_error``."""
         return {n: self.deviations[n].square().mean(0) for n in self.names()}
 
     def covariance(self) -> Tensor:
-        """Of the draws: a rank of S at most."""
+        """The covariance of the draws, of rank at most S."""
         size = sum(v[0].numel() for v in self.deviations.values())
         refuse_dense(size)
         flat = torch.cat([self.deviations[n].reshape(len(self), -1) for n in self.names()], dim=1)
@@ -144,7 +160,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     ) -> Prediction:
         """Predict for inputs or a loader, with all draws or ``num_samples`` of them.
 
-        ``"linearised"`` (default) takes f*(x) ± J(x) z for every draw z: the mean is then exactly f*(x), and the
+        ``"linearised"`` (default) uses f*(x) ± J(x) z for every draw z: the mean is then exactly f*(x), and the
         covariance of the outputs the mean of J z zᵀ Jᵀ. ``"sampled"`` runs the network at θ* + z.
         """
         chosen = one_of(method or "linearised", ("linearised", "sampled"), "method")
@@ -153,24 +169,24 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             if chosen == "sampled":
                 return self._functions(draws).predict(x)
-            return self._linearised(*self._moved(x, draws))
+            return self._linearised(*self._derivatives(x, draws))
 
     def _linearised(self, mean: Tensor, moved: Tensor) -> Prediction:
         if isinstance(self.likelihood, Gaussian) and mean.dim() == 2:
             cov = torch.einsum("snc,snd->ncd", moved, moved) / len(moved)
-            return predict_gaussian(self.likelihood, mean, cov, "mc", Points(1), lambda: cov)
+            return predict_gaussian(self.likelihood, OutputGaussian(mean, cov, Points(1)))
         return predict_draws(self.likelihood, mean + torch.cat([moved, -moved]))
 
     def linearised_outputs(self, x: Any) -> Tensor:
-        """f*(x) ± J(x) z of every draw z, [2S, N, …]; differentiable in ``x`` where gradients are on."""
-        mean, moved = self._moved(x, self.deviations)
+        """f*(x) ± J(x) z of every draw z, [2S, N, …]; differentiable in ``x`` if gradients are enabled."""
+        mean, moved = self._derivatives(x, self.deviations)
         return mean + torch.cat([moved, -moved])
 
-    def _moved(self, x: Any, draws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _derivatives(self, x: Any, draws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """f*(x) [N, …], and J(x) z of each draw [S, N, …]."""
         means, moved = [], []
         for piece in self.network.pieces(x, BATCH):
-            mean, along = moves(self.network, piece, draws)
+            mean, along = tangents(self.network, piece, draws)
             means.append(mean)
             moved.append(along)
         return torch.cat(means), torch.cat(moved, dim=1)
@@ -180,23 +196,30 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         return WeightDraws(self.network, params, self.likelihood)
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
-        """Weight draws as functions x → raw outputs, at most all that are held."""
+        """Weight draws as functions x → raw outputs, at most the stored ones."""
         return self._functions(self.chosen(num_samples, generator))
 
-    def distance(self, x: Any, structured: Laplace | None = None) -> Gap:
+    def sources(
+        self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> list[Source]:
+        if method == "sampled":
+            return super().sources(method, num_samples, generator)
+        return [Antithetic(replace(self, deviations=self.chosen(num_samples, generator)))]
+
+    def distance(self, x: Any, structured: Laplace | None = None) -> StructureDistance:
         """How far a structured posterior (default: the one it was made from) is from this one on inputs ``x``."""
-        from whence.posteriors.unstructured.gap import gap
+        from whence.posteriors.unstructured.distance import distance_between
 
         other = structured or self.structured
         if other is None:
             raise NotDefined(
-                "a posterior that was read from a file no longer holds the one it was made from; pass it: "
+                "a posterior loaded from a file does not include the one it was made from; pass it: "
                 "unstructured.distance(x, posterior)."
             )
         with full_precision():
-            return gap(self, other, x)
+            return distance_between(self, other, x)
 
-    # Keeping
+    # Saving
 
     def networks(self) -> list[nn.Module]:
         return [self.network.module]
@@ -230,11 +253,11 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             solved=Solved(**solved),
             groups={name: tuple(params) for name, params in meta["groups"]},
             output_shape=tuple(meta["output_shape"]),
-            parameters=meta["parameters"] if "parameters" in meta else _moving(found),  # older files lack it
+            parameters=meta["parameters"] if "parameters" in meta else _changed_weights(found),  # not in older files
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Unstructured:
-        """A copy on another device or in another floating-point type."""
+        """A copy on another device or in another floating-point dtype."""
         return replace(
             self,
             network=self.network.to(*args, **kwargs),
@@ -253,7 +276,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
 
 def exact(network: Network) -> Network:
-    """The network in float32 at least, without autocast: products in bfloat16 would not converge."""
+    """The network in at least float32, without autocast: products in bfloat16 would not converge."""
     if network.autocast is None and network.dtype in (torch.float32, torch.float64):
         return network
     exact = network.to(torch.promote_types(network.dtype, torch.float32))
@@ -261,19 +284,6 @@ def exact(network: Network) -> Network:
     return exact
 
 
-def _moving(deviations: dict[str, Tensor]) -> int:
-    """Weights that any draw moves: those outside a mask stay."""
+def _changed_weights(deviations: dict[str, Tensor]) -> int:
+    """Number of weights that any draw changes: those outside a mask are fixed."""
     return sum(int((v != 0).any(0).sum()) for v in deviations.values())
-
-
-def moves(network: Network, inputs: Inputs, directions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """f(x) [N, …] and J(x) v [R, N, …], some directions at a time."""
-    count = len(next(iter(directions.values())))
-    each = forward_bytes(network, take(inputs, slice(0, 1))) * size_of(inputs)
-    step = max(1, min(count, int(ROOM * budget(network.device) // max(each, 1))))
-    parts = []
-    for start in range(0, count, step):
-        mean, moved = push(network, inputs, {n: v[start : start + step] for n, v in directions.items()})
-        parts.append(widened(moved))
-    check_finite(parts, "the derivatives of the outputs", 0)
-    return widened(mean), torch.cat(parts)

@@ -1,7 +1,7 @@
-"""Many right-hand sides at once by conjugate gradients over their common Krylov space.
+"""Block conjugate gradients: many right-hand sides at once over a common Krylov space.
 
-Block conjugate gradients (O'Leary 1980) whose directions are made orthonormal before each product (Dubrulle 2001):
-right-hand sides that become dependent, or are done before the others, do no harm. It knows nothing of networks.
+O'Leary's (1980) method, with directions made orthonormal before each product (Dubrulle 2001):
+right-hand sides may become dependent, or converge before the others. Independent of networks.
 
 Index legend: S right-hand sides, P unknowns.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 from whence.errors import NotConverged
 
 Linear = Callable[[Tensor], Tensor]  # [S, P] → [S, P]
-PIECE = 2**18  # columns that are turned into float64 at a time
-ROUNDING = 16  # machine precisions below which a residual is no residual
+PIECE = 2**18  # columns that are converted to float64 at a time
+ROUNDING = 16  # residuals below this multiple of machine precision count as rounding
 RESTARTS = 4
 
 
@@ -32,26 +32,26 @@ class Preconditioner:
 
 @dataclass(frozen=True)
 class Solution:
-    """x with (I + K) x ≈ c, and how near it is."""
+    """x with (I + K) x ≈ c, and its accuracy."""
 
     x: Tensor  # [S, P]
     iterations: int
-    residuals: Tensor  # ‖c − (I + K) x‖ / √g (of rounding, where that is more), [S], computed anew at the end
+    residuals: Tensor  # ‖c − (I + K) x‖ / √g (or of rounding if larger), [S], computed again at the end
     energies: Tensor  # xᵀ K x of each, [S]; g is their mean
     converged: bool
 
 
 @dataclass(frozen=True)
 class _System:
-    """(I + K) x = c, and when x is good enough."""
+    """(I + K) x = c, and its stopping criterion."""
 
     times: Linear
     c: Tensor
     tolerance: float
-    rounding: float  # norm below which a residual is no residual
+    rounding: float  # norm below which a residual is rounding
 
     def measure(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, float]:
-        """‖residual‖ and xᵀ K x of each right-hand side, and what the norms must come below."""
+        """‖residual‖ and xᵀ K x of each right-hand side, and the bound for the norms."""
         energies = dots(self.c - residual - x, x)
         limit = max(self.tolerance * max(float(energies.mean()), 0.0) ** 0.5, self.rounding)
         return dots(residual, residual).sqrt(), energies, limit
@@ -67,7 +67,7 @@ def solve(
 ) -> Solution:
     """Solve (I + K) x = c for a positive semi-definite K = ``times``, all rows of c [S, P] together.
 
-    It ends when every ‖residual‖ ≤ tolerance · √g with g = mean xᵀ K x. Since I + K ≥ I, the residual bounds the
+    It stops when every ‖residual‖ ≤ tolerance · √g with g = mean xᵀ K x. Since I + K ≥ I, the residual bounds the
     error e of x: eᵀ (I + K) e ≤ ‖residual‖², so also eᵀ K e ≤ tolerance² · g.
     """
     rounding = ROUNDING * torch.finfo(c.dtype).eps * float(dots(c, c).max().sqrt())
@@ -97,8 +97,8 @@ def _run(
     preconditioner: Preconditioner | None,
     report: Callable[[int, float], None] | None,
 ) -> tuple[Tensor, int]:
-    """What to add to ``start``, and the iterations so far."""
-    half, whole = (_same, _same) if preconditioner is None else (preconditioner.half, preconditioner.whole)
+    """The correction to ``start``, and the iterations so far."""
+    half, whole = (_identity, _identity) if preconditioner is None else (preconditioner.half, preconditioner.whole)
     r, found = half(residual), torch.zeros_like(residual)
     along = _orthonormal(r)
     while True:
@@ -120,16 +120,16 @@ def _run(
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the rows, and of more where they are dependent."""
+    """An orthonormal basis of the rows, completed with other directions if they are dependent."""
     return torch.linalg.qr(rows.mT)[0].mT
 
 
-def _same(v: Tensor) -> Tensor:
+def _identity(v: Tensor) -> Tensor:
     return v
 
 
 def _inverse(gram: Tensor) -> Tensor:
-    """Of a positive definite matrix [S, S] in float64; directions that vanished are left out."""
+    """The inverse of a positive definite matrix [S, S] in float64, without vanishing directions."""
     if not bool(torch.isfinite(gram).all()):
         raise NotConverged("a product with the curvature is not finite; the network or its data overflow.")
     values, vectors = torch.linalg.eigh((gram + gram.mT) / 2)

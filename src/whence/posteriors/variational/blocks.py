@@ -1,6 +1,6 @@
-"""Which weights share a piece of the variational covariance: forms, fixed entries, what is refused.
+"""Gaussian blocks of weights: the base class of every family, and independent weights.
 
-Index legend: S draws, P weights, E pairs side by side (groups), O outputs, D inputs (and one for the bias), K rank.
+Index legend: S draws, P weights.
 """
 
 from __future__ import annotations
@@ -8,66 +8,58 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from whence.curvature.blocks import Block, MatrixForm, Param, owner_of
-from whence.errors import UnsupportedLayer
-from whence.functional import Network
-from whence.posteriors.variational.priors import ScaleMixture
+from whence.engine.randomness import normal
+from whence.posteriors.gaussian import Covariance
+from whence.posteriors.variational.priors import HALF_LOG_2PI, ScaleMixture, precision_of
 from whence.priors import PriorPrecision
+from whence.recording.blocks import Block, GradientSource, Param, owner_of
+
+STD_FLOOR = 1e-8  # lower bound of σ for σ² = α μ², so that a weight of exactly 0 has a density
 
 
 def inverse_softplus(value: float) -> float:
-    """ρ with softplus(ρ) = value."""
+    """ρ with softplus(ρ) = log(1 + exp ρ) = value."""
     return value + math.log(-math.expm1(-value))
 
 
-def softplus(rho: Tensor) -> Tensor:
-    """σ = log(1 + exp ρ), never zero."""
-    return F.softplus(rho)
-
-
-def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers where ``like`` is, whichever device the generator lives on."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(tuple(shape), generator=generator, device=device, dtype=like.dtype).to(like.device)
-
-
-class OnePass:
-    """What one forward pass knows of a block: its shared randomness, and one draw of each weight at most."""
+class BlockPass:
+    """The randomness of a block in one forward pass, with at most one draw of each weight."""
 
     @abstractmethod
     def weight(self, name: str) -> Tensor:
         """The pass's one draw of a parameter."""
 
     def moments(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, where the pass leaves the entries independent; else None."""
+        """Mean and standard deviation, if the entries are independent given the pass; else None."""
         return None
 
     def variance(self, name: str) -> Tensor:
-        """The square of the standard deviation that :meth:`moments` gives."""
+        """The square of the standard deviation from :meth:`moments`."""
         moments = self.moments(name)
         assert moments is not None
         return moments[1].square()
 
     def linear(self, name: str, x: Tensor, bias: str | None) -> Tensor | None:
-        """A draw of W x (+ b) for each row by itself, where the block has its own way; else None."""
+        """A draw of W x (+ b) for each row separately, if the block implements it; else None."""
         return None
 
 
 class VariationalBlock(nn.Module):
-    """Parameters that are Gaussian together, and independent of all other blocks."""
+    """Parameters with a joint Gaussian, independent of all other blocks."""
 
-    params: tuple[Param, ...]
     structure: str
 
     def __init__(self, params: Sequence[Param], values: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.params = tuple(params)
+        self.vector = Block("", "", self.params, GradientSource.EXAMPLE)  # parameters ↔ one vector [..., P]
         self.locs = nn.ParameterList([nn.Parameter(values[p.name].detach().clone()) for p in params])
 
     @property
@@ -78,23 +70,38 @@ class VariationalBlock(nn.Module):
         return self.locs[self.names.index(name)]
 
     @property
+    def layer(self) -> str:
+        """The name of its module, or of the parameter if the network itself owns it."""
+        return owner_of(self.names[0]) or self.names[0]
+
+    @property
     def size(self) -> int:
-        return sum(p.numel for p in self.params)
+        return self.vector.size
 
     def mean(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.locs, strict=True))
+
+    def around_mean(self, away: Tensor) -> dict[str, Tensor]:
+        """Mean + deviations [..., P], by parameter [..., *shape]."""
+        moved = self.vector.scatter(away)
+        return {n: loc + moved[n] for n, loc in self.mean().items()}
+
+    def flat_precision(self, prior: PriorPrecision, like: Tensor) -> Tensor:
+        """Prior precision of every weight, [P]."""
+        given = {n: torch.as_tensor(precision_of(prior, n, like), dtype=like.dtype) for n in self.names}
+        return self.vector.gather({p.name: given[p.name].to(like.device).expand(p.shape) for p in self.params})
 
     @abstractmethod
     def variance(self) -> dict[str, Tensor]:
         """Marginal variance of every weight."""
 
     @abstractmethod
-    def begin(self, generator: torch.Generator | None) -> OnePass:
+    def begin(self, generator: torch.Generator | None) -> BlockPass:
         """The randomness of one forward pass."""
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """[S, *shape] by parameter, differentiable in the variational parameters."""
+        """Draws [S, *shape] by parameter, differentiable in the variational parameters."""
 
     @abstractmethod
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -106,130 +113,158 @@ class VariationalBlock(nn.Module):
 
     @abstractmethod
     def covariance(self) -> Tensor:
-        """Dense, [P, P], in the order of ``params``."""
+        """The dense covariance [P, P], in the order of ``params``."""
+
+    def parts_of_covariance(self) -> Covariance:
+        """The covariance for the linearised predictive; independent weights by default."""
+        return Covariance(self.variance())
 
     def kl_by_draws(self, prior: ScaleMixture, count: int, generator: torch.Generator | None) -> Tensor:
-        """Each draw's log q(w) − log p(w), [S]: their mean estimates the KL (eq. 7 of the slides)."""
+        """log q(w) − log p(w) of each draw, [S]: their mean estimates the KL (eq. 7 of the slides)."""
         values = self.sample(count, generator)
         log_p = sum(self.free(n, prior.log_prob(v)).flatten(1).sum(1) for n, v in values.items())
         return self.log_prob(values) - log_p
 
     def free(self, name: str, values: Tensor) -> Tensor:
-        """``values`` [..., *shape] with zero at the entries that are held fixed."""
+        """``values`` [..., *shape] with zeros at fixed entries."""
         return values
 
-    def gather(self, values: Mapping[str, Tensor]) -> Tensor:
-        """[..., *shape] by parameter → [..., P]."""
-        flat = [values[p.name].reshape(*_lead(values[p.name], p), p.numel) for p in self.params]
-        return torch.cat(flat, dim=-1)
 
-    def scatter(self, flat: Tensor) -> dict[str, Tensor]:
-        """[..., P] → [..., *shape] by parameter."""
-        pieces = flat.split([p.numel for p in self.params], dim=-1)
-        return {p.name: v.reshape((*flat.shape[:-1], *p.shape)) for p, v in zip(self.params, pieces, strict=True)}
+class ElementPass(BlockPass):
+    """Mean and standard deviation, computed once; a draw on request."""
 
+    def __init__(self, mean: Tensor, std: Tensor, generator: torch.Generator | None, var: Tensor | None = None) -> None:
+        self.mean, self.std, self.generator, self._var = mean, std, generator, var
+        self._drawn: Tensor | None = None
 
-def _lead(value: Tensor, param: Param) -> torch.Size:
-    return value.shape[: value.dim() - len(param.shape)]
+    def weight(self, name: str) -> Tensor:
+        if self._drawn is None:
+            self._drawn = self.mean + self.std * normal(self.mean.shape, self.mean, self.generator)
+        return self._drawn
 
+    def moments(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.mean, self.std
 
-@dataclass(frozen=True)
-class Group:
-    """A matrix with its bias, or a parameter by itself."""
-
-    params: tuple[Param, ...]
-    form: MatrixForm | None
+    def variance(self, name: str) -> Tensor:
+        return self.std.square() if self._var is None else self._var
 
 
-def groups(network: Network, names: Sequence[str]) -> list[Group]:
-    """The parameters, in the network's order; a matrix and its bias are one group."""
-    found: list[Group] = []
-    taken: set[str] = set()
-    for name in names:
-        if name in taken:
-            continue
-        group = _group(network, name, set(names) - taken)
-        taken.update(p.name for p in group.params)
-        found.append(group)
-    return found
+class SoftplusKl(torch.autograd.Function):
+    """The closed form for σ = softplus(ρ) with a hand-written backward pass, since every training step needs it."""
+
+    @staticmethod
+    def forward(ctx: Any, loc: Tensor, rho: Tensor, precision: float | Tensor) -> Tensor:
+        std = F.softplus(rho)
+        ctx.save_for_backward(loc, rho, std)
+        ctx.precision = precision
+        second = (std * std).addcmul_(loc, loc)
+        if isinstance(precision, Tensor):
+            return 0.5 * ((precision * second).sum() - precision.log().sum() - loc.numel()) - std.log().sum()
+        return 0.5 * (precision * second.sum() - loc.numel() * (1 + math.log(precision))) - std.log().sum()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """δ μ, and (δ σ − 1/σ) σ′ with σ′ the logistic function of ρ."""
+        loc, rho, std = ctx.saved_tensors
+        slope = (ctx.precision * std).sub_(std.reciprocal()).mul_(torch.sigmoid(rho)).mul_(grad)
+        return (ctx.precision * loc).mul_(grad), slope, None
 
 
-def _group(network: Network, name: str, free: set[str]) -> Group:
-    module = network.module.get_submodule(owner_of(name))
-    weight = network.params[name]
-    leaf = name.rpartition(".")[2]
-    param = Param(name, tuple(weight.shape))
-    known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and leaf == "weight"
-    if not known and not (isinstance(module, nn.MultiheadAttention) and leaf.endswith("_weight")):
-        return Group((param,), None)
-    other = f"{owner_of(name)}.{leaf.replace('weight', 'bias')}".lstrip(".")
-    bias = network.params.get(other) if other in free else None
-    form = _form(module, weight, bias is not None)
-    if bias is None or tuple(bias.shape) != (form.pairs * form.outputs,):
-        return Group((param,), _form(module, weight, False))
-    return Group((param, Param(other, tuple(bias.shape))), form)
+class MeanField(VariationalBlock):
+    """One parameter with independent entries (eq. 8 of the slides)."""
+
+    structure = "mean_field"
+
+    def __init__(self, param: Param, values: Mapping[str, Tensor], initial: float, free: Tensor | None = None) -> None:
+        super().__init__([param], values)
+        self.scale = nn.Parameter(torch.full_like(self.locs[0], self._start(initial)))
+        self.mask: Tensor | None
+        self.register_buffer("mask", free)
+
+    def _start(self, initial: float) -> float:
+        return inverse_softplus(initial)
+
+    def std(self) -> Tensor:
+        """σ = softplus(ρ); 0 at fixed entries."""
+        std = F.softplus(self.scale)
+        return std if self.mask is None else std * self.mask
+
+    def variance(self) -> dict[str, Tensor]:
+        return {self.params[0].name: self.std().square()}
+
+    def begin(self, generator: torch.Generator | None) -> BlockPass:
+        return ElementPass(self.locs[0], self.std(), generator)
+
+    def sample(self, count: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        loc = self.locs[0]
+        return {self.params[0].name: loc + self.std() * normal((count, *loc.shape), loc, generator)}
+
+    def free(self, name: str, values: Tensor) -> Tensor:
+        return values if self.mask is None else values * self.mask
+
+    def _safe_std(self) -> Tensor:
+        """The standard deviation with zeros replaced by 1; their terms are omitted."""
+        return self.std() if self.mask is None else torch.where(self.mask, self.std(), 1.0)
+
+    def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
+        value, std = values[self.params[0].name], self._safe_std()
+        each = -0.5 * ((value - self.locs[0]) / std).square() - std.log() - HALF_LOG_2PI
+        return self.free("", each).flatten(1).sum(1)
+
+    def kl(self, prior: PriorPrecision) -> Tensor:
+        """Σ ½ [δ (σ² + μ²) − 1 − log δ] − log σ."""
+        precision = precision_of(prior, self.params[0].name, self.locs[0])
+        if self.mask is None and type(self) is MeanField:
+            value: Tensor = SoftplusKl.apply(self.locs[0], self.scale, precision)  # type: ignore[no-untyped-call]
+            return value
+        return self._kl_of(precision)
+
+    def _kl_of(self, precision: float | Tensor) -> Tensor:
+        loc, std = self.locs[0], self._safe_std()
+        log_precision = precision.log() if isinstance(precision, Tensor) else math.log(precision)
+        each = 0.5 * (precision * (std.square() + loc.square()) - 1 - log_precision) - std.log()
+        return self.free("", each).sum()
+
+    def covariance(self) -> Tensor:
+        return torch.diag(self.std().square().flatten())
 
 
-def _form(module: nn.Module, weight: Tensor, bias: bool) -> MatrixForm:
-    if not isinstance(module, nn.modules.conv._ConvNd):
-        return MatrixForm(1, weight.shape[0], weight.shape[1], bias)
-    kernel, pairs = math.prod(weight.shape[2:]), module.groups
-    if module.transposed:
-        return MatrixForm(pairs, weight.shape[1], weight.shape[0] // pairs * kernel, bias, True, kernel)
-    return MatrixForm(pairs, weight.shape[0] // pairs, weight.shape[1] * kernel, bias, False, kernel)
+class Alpha(MeanField):
+    """σ² = α μ² with α = softplus(a), as in the slides: ``initial`` is the standard deviation relative to μ."""
+
+    structure = "alpha"
+
+    def _start(self, initial: float) -> float:
+        return inverse_softplus(initial**2)
+
+    def std(self) -> Tensor:
+        """√(α μ² + floor²)."""
+        std = (F.softplus(self.scale) * self.locs[0].square() + STD_FLOOR**2).sqrt()
+        return std if self.mask is None else std * self.mask
 
 
-def layer_of(parameter: str) -> str:
-    """The dotted name of the module that holds it; of a bare parameter of the network itself, its own name."""
-    return owner_of(parameter) or parameter
+def joinable(blocks: Sequence[VariationalBlock]) -> list[MeanField]:
+    """The blocks whose standard deviations and KL can be computed together."""
+    return [b for b in blocks if type(b) is MeanField and b.mask is None]
 
 
-def by_layer(network: Network, names: Sequence[str]) -> list[Block]:
-    """The Bayesian parameters by layer, in the network's order."""
-    layers: dict[str, list[Param]] = {}
-    for name in names:
-        layers.setdefault(layer_of(name), []).append(Param(name, tuple(network.params[name].shape)))
-    kind = {k: type(network.module.get_submodule(owner_of(v[0].name))).__name__ for k, v in layers.items()}
-    return [Block(layer, kind[layer], tuple(params), "example") for layer, params in layers.items()]
+def begin_joined(blocks: Sequence[MeanField], generator: torch.Generator | None) -> list[BlockPass]:
+    """One pass for each block; σ and σ² of all blocks are computed by three operations."""
+    std = F.softplus(torch.cat([b.scale.flatten() for b in blocks]))
+    sizes = [b.size for b in blocks]
+    pieces = zip(blocks, std.split(sizes), (std * std).split(sizes), strict=True)
+    return [
+        ElementPass(b.locs[0], s.view(b.params[0].shape), generator, v.view(b.params[0].shape)) for b, s, v in pieces
+    ]
 
 
-def fixed_entries(network: Network, names: Sequence[str]) -> dict[str, Tensor]:
-    """True where a weight is free: the padding row of a table is no weight, it stays as it is."""
-    owners: dict[str, list[nn.Module]] = {}
-    for part in network.module.modules():
-        for p in part._parameters.values():
-            if p is not None and id(p) in network.names_by_id:
-                owners.setdefault(network.names_by_id[id(p)], []).append(part)
-    masks = {}
-    for name in names:
-        (owner, *more) = owners[name]
-        row = getattr(owner, "padding_idx", None)
-        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and row is not None and not more:
-            masks[name] = torch.ones(network.params[name].shape, dtype=torch.bool, device=network.device)
-            masks[name][row] = False
-    return masks
-
-
-def refuse_unconvertible(network: Network, names: Sequence[str]) -> None:
-    """Layers whose forward pass changes its own weights, or hides them."""
-    chosen = {id(network.params[n]) for n in names}
-    for path, part in network.module.named_modules():
-        owned = [p for p in part.parameters(recurse=False) if id(p) in chosen]
-        if isinstance(part, torch.jit.ScriptModule) and any(id(p) in chosen for p in part.parameters()):
-            raise UnsupportedLayer(
-                f"the layer {path!r} is scripted, which hides what it does with its weights; pass the nn.Module that "
-                "it was scripted from, or leave it out by layers=."
-            )
-        if owned and getattr(part, "max_norm", None) is not None:
-            raise UnsupportedLayer(
-                f"the {type(part).__name__} {path!r} has max_norm, by which it rewrites its weights in every forward "
-                "pass; set max_norm=None, or leave the layer out by layers=."
-            )
-        if owned and getattr(part, "sparse", False) is True:
-            raise UnsupportedLayer(
-                f"the {type(part).__name__} {path!r} has sparse gradients, which a KL over all rows is not; set "
-                "sparse=False, or leave the layer out by layers=."
-            )
-    for name in names:
-        if not network.params[name].is_floating_point():
-            raise UnsupportedLayer(f"the parameter {name!r} is {network.params[name].dtype}, not floating-point.")
+def kl_joined(blocks: Sequence[MeanField], prior: PriorPrecision) -> Tensor | None:
+    """The sum of their KLs in one computation, if all have the same prior precision."""
+    numbers = {prior.values[b.params[0].name] for b in blocks if not isinstance(prior.values[b.params[0].name], Tensor)}
+    if len(numbers) != 1 or any(isinstance(prior.values[b.params[0].name], Tensor) for b in blocks):
+        return None
+    loc = torch.cat([b.locs[0].flatten() for b in blocks])
+    rho = torch.cat([b.scale.flatten() for b in blocks])
+    value: Tensor = SoftplusKl.apply(loc, rho, numbers.pop())  # type: ignore[no-untyped-call]
+    return value

@@ -1,14 +1,15 @@
-"""Randomness inside one forward pass of the user's network, which runs as it stands.
+"""Random forward passes of the unchanged network.
 
 Bayesian parameters are recognised where functions take them (a ``TorchFunctionMode``), so that padding modes, groups,
-tying, attention and functional weights need no treatment of their own. Matrix products and convolutions get the
-estimator; whatever else is done with a parameter is done with the pass's one draw of it.
+tying, attention and functional weights need no special treatment. Matrix products and convolutions use the
+estimator; all other operations use one draw of the parameter per pass.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -17,14 +18,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from whence.curvature.attention import attention
-from whence.posteriors.variational.blocks import OnePass, normal
+from whence.engine.randomness import normal
+from whence.posteriors.variational.blocks import BlockPass
+from whence.recording.attention import attention
 
 EstimatorName = Literal["local", "flipout", "weights"]
-Estimator = Callable[
-    ["Substitution", Any, Tensor, "Operand", "Operand | None", tuple[Any, ...], dict[str, Any]], Tensor
-]
-VAR_FLOOR = 1e-20  # below it an output has no noise worth a gradient
+VAR_FLOOR = 1e-20  # lower bound of output variances, for the gradient of the root
 
 PRODUCTS = {
     F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
@@ -36,20 +35,54 @@ _METHODS = ("dim", "size", "numel", "stride", "is_floating_point", "is_contiguou
 QUESTIONS = {getattr(Tensor, name).__get__ for name in _PROPERTIES} | {getattr(Tensor, name) for name in _METHODS}
 
 
+@dataclass(frozen=True)
 class Operand:
-    """Mean, standard deviation and variance of a weight or bias in a product; None where it is not random."""
+    """Mean, standard deviation and variance of a weight or bias in a product; None if it is not random."""
 
-    def __init__(self, mean: Tensor, std: Tensor | None, var: Tensor | None) -> None:
-        self.mean, self.std, self.var = mean, std, var
+    mean: Tensor
+    std: Tensor | None = None
+    var: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution y = f(x, weight, bias, …)."""
+
+    function: Any
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rest: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Product | None:
+        """Recognise F.linear, convolutions, and bias + x W (Hugging Face's Conv1D); None for other uses."""
+        if function is torch.addmm:
+            plain = len(args) == 3 and not kwargs and args[0].dim() == 1
+            return cls(function, args[1], args[2], args[0]) if plain else None
+        options = dict(kwargs)
+        first = [*args[:3], *(options.pop(key, None) for key in ("input", "weight", "bias")[len(args) :])]
+        return cls(function, first[0], first[1], first[2], args[3:], options)
+
+    def at(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The product with other operands."""
+        if self.function is torch.addmm:
+            return x @ weight if bias is None else torch.addmm(bias, x, weight)
+        out: Tensor = self.function(x, weight, bias, *self.rest, **self.options)
+        return out
+
+
+Estimator = Callable[[Product, Operand, Operand | None, torch.Generator | None], Tensor]
 
 
 class Substitution(TorchFunctionMode):
-    """Stands between the network and its parameters for one forward pass."""
+    """Replaces the parameters of a network in one forward pass."""
 
     def __init__(
         self,
         holders: Mapping[int, str],
-        passes: Mapping[str, OnePass],
+        passes: Mapping[str, BlockPass],
         estimator: Estimator | None,
         generator: torch.Generator | None,
     ) -> None:
@@ -71,7 +104,7 @@ class Substitution(TorchFunctionMode):
         return func(*self._drawn(args), **self._drawn(kwargs))
 
     def _drawn(self, value: Any) -> Any:
-        """``value`` with the pass's draw in the place of every Bayesian parameter."""
+        """``value`` with every Bayesian parameter replaced by its draw."""
         if isinstance(value, Tensor):
             name = self.holders.get(id(value))
             if name is None:
@@ -88,11 +121,11 @@ class Substitution(TorchFunctionMode):
         return value
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The estimator's output where the weight is Bayesian and its entries (given the pass) are independent."""
-        call = _addmm(args, kwargs) if func is torch.addmm else _bound(args, kwargs)
-        if call is None:
+        """The estimator's output if the weight is Bayesian and its entries are independent given the pass."""
+        product = Product.of(func, args, kwargs)
+        if product is None:
             return None
-        x, weight, bias, rest, options = call
+        x, weight, bias = product.x, product.weight, product.bias
         name = self.holders.get(id(weight))
         if name is None or id(x) in self.holders:
             return None
@@ -109,43 +142,20 @@ class Substitution(TorchFunctionMode):
         second = None if bias is None else self._operand(bias, bias_name)
         assert self.estimator is not None
         random = Operand(*moments, self.passes[name].variance(name))
-        return self.estimator(self, func, x, random, second, rest, options)
+        return self.estimator(product, random, second, self.generator)
 
     def _operand(self, bias: Tensor, name: str | None) -> Operand:
         if name is None:
-            return Operand(bias, None, None)
+            return Operand(bias)
         self.met.add(name)
         moments = self.passes[name].moments(name)
         if moments is None:
-            return Operand(self.passes[name].weight(name), None, None)
+            return Operand(self.passes[name].weight(name))
         return Operand(*moments, self.passes[name].variance(name))
 
 
-def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """(x, weight, bias, further arguments) of F.linear and the convolutions, which all begin alike."""
-    rest = dict(kwargs)
-    first = [*args[:3]]
-    for key in ("input", "weight", "bias")[len(first) :]:
-        first.append(rest.pop(key, None))
-    return *first, args[3:], rest
-
-
-def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """bias + x W, as Hugging Face's Conv1D has it; other uses of addmm are left alone."""
-    if len(args) != 3 or kwargs or args[0].dim() != 1:
-        return None
-    return args[1], args[2], args[0], (), {}
-
-
-def _apply(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Any, options: Any) -> Tensor:
-    if func is torch.addmm:
-        return x @ weight if bias is None else torch.addmm(bias, x, weight)
-    out: Tensor = func(x, weight, bias, *rest, **options)
-    return out
-
-
 def half_normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """ε / 2 in the shape of ``like``. On the CPU large float32 tensors take quantiles from a table: twice as fast."""
+    """ε / 2 in the shape of ``like``. On the CPU large float32 tensors use a table, which is twice as fast."""
     count = like.numel()
     if like.dtype != torch.float32 or like.device.type != "cpu" or count < 4096:
         return normal(like.shape, like, generator).mul_(0.5)
@@ -162,7 +172,7 @@ def _half_quantiles() -> Tensor:
 
 
 class Noised(torch.autograd.Function):
-    """mean + √var ε, in the memory of ``mean`` and ``var``, which nobody else needs; ``half`` is ε / 2."""
+    """mean + √var ε, overwriting ``mean`` and ``var``; ``half`` is ε / 2."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, var: Tensor, half: Tensor) -> Tensor:
@@ -194,40 +204,35 @@ class Square(torch.autograd.Function):
         return (grad * x).mul_(2)
 
 
-def local(
-    mode: Substitution, func: Any, x: Tensor, weight: Operand, bias: Operand | None, rest: Any, options: Any
-) -> Tensor:
+def local(product: Product, weight: Operand, bias: Operand | None, generator: torch.Generator | None) -> Tensor:
     """Local reparameterisation (Kingma et al. 2015, eq. 6): outputs drawn from their own mean and variance."""
     assert weight.var is not None
     b_mean, b_var = (None, None) if bias is None else (bias.mean, bias.var)
-    mean = _apply(func, x, weight.mean, b_mean, rest, options)
-    var = _apply(func, Square.apply(x), weight.var, b_var, rest, options)  # type: ignore[no-untyped-call]
-    half = half_normal(mean, mode.generator)
-    out: Tensor = Noised.apply(mean, var, half)  # type: ignore[no-untyped-call]
+    mean = product.at(product.x, weight.mean, b_mean)
+    var = product.at(Square.apply(product.x), weight.var, b_var)  # type: ignore[no-untyped-call]
+    out: Tensor = Noised.apply(mean, var, half_normal(mean, generator))  # type: ignore[no-untyped-call]
     return out
 
 
-def flipout(
-    mode: Substitution, func: Any, x: Tensor, weight: Operand, bias: Operand | None, rest: Any, options: Any
-) -> Tensor:
-    """Flipout (Wen et al. 2018, eq. 4): one perturbation ΔW of mean zero, with signs of its own for each example.
+def flipout(product: Product, weight: Operand, bias: Operand | None, generator: torch.Generator | None) -> Tensor:
+    """Flipout (Wen et al. 2018, eq. 4): one perturbation ΔW of mean zero, with separate signs for each example.
 
     y = W̄ x + s ∘ ΔW (r ∘ x): the mean is added once. Signs are shared by the positions of an example.
     """
     assert weight.std is not None
-    b_mean = None if bias is None else bias.mean
-    mean = _apply(func, x, weight.mean, b_mean, rest, options)
-    delta = weight.std * normal(weight.mean.shape, mean, mode.generator)
+    x, b_mean = product.x, None if bias is None else bias.mean
+    mean = product.at(x, weight.mean, b_mean)
+    delta = weight.std * normal(weight.mean.shape, mean, generator)
     b_delta = None
     if bias is not None and bias.std is not None:
-        b_delta = bias.std * normal(bias.mean.shape, mean, mode.generator)
-    channel = -1 if func in (F.linear, torch.addmm) else -(weight.mean.dim() - 1)
-    turned = _apply(func, x * _signs(x, channel, mode.generator), delta, b_delta, rest, options)
-    return mean + turned * _signs(mean, channel, mode.generator)
+        b_delta = bias.std * normal(bias.mean.shape, mean, generator)
+    channel = -1 if product.function in (F.linear, torch.addmm) else -(weight.mean.dim() - 1)
+    perturbed = product.at(x * _signs(x, channel, generator), delta, b_delta)
+    return mean + perturbed * _signs(mean, channel, generator)
 
 
 def _signs(like: Tensor, channel: int, generator: torch.Generator | None) -> Tensor:
-    """±1 for each example and channel; examples lie along the first dimension, if it is not the channel itself."""
+    """±1 for each example and channel; examples are the first dimension, unless it is the channel."""
     shape = [1] * like.dim()
     shape[channel] = like.shape[channel]
     if channel % like.dim() != 0:

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
-from whence.curvature.blocks import Block
 from whence.errors import BadData, BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
-from whence.posteriors.base import WeightPosterior
-from whence.posteriors.covariance import refuse_dense
-from whence.posteriors.drawn import DrawnPosterior, State
-from whence.posteriors.variational.blocks import VariationalBlock, by_layer, layer_of
-from whence.posteriors.variational.history import History, Row
+from whence.posteriors.base import LayerStructure, Summary, by_owner, layer_blocks, layer_structures
+from whence.posteriors.drawn import State
+from whence.posteriors.gaussian import Covariance, GaussianPosterior
+from whence.posteriors.laplace.covariance import refuse_dense
+from whence.posteriors.variational.blocks import VariationalBlock
+from whence.posteriors.variational.elbo import ElboEpoch, History, KlWeight
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
-from whence.posteriors.variational.weighting import KlWeight
 from whence.predictive.sampled import WeightDraws
 from whence.priors import ByParameter
+from whence.recording.blocks import Block
+from whence.training.checkpoint import part_of, prefixed
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,22 @@ class Elbo:
 
 
 @dataclass(frozen=True, eq=False)
-class Variational(DrawnPosterior, WeightPosterior):
+class Variational(GaussianPosterior):
     """Made by :func:`whence.variational`, or by :meth:`of` from a module that you trained."""
 
     kind: ClassVar[str] = "variational"
+    at_trained_weights: ClassVar[bool] = False
 
     network: Network  # at the mean
     origin: nn.Module  # the network as it was given
-    parts: nn.ModuleList  # of VariationalBlock, frozen
-    likelihood: Likelihood  # type: ignore[misc]
+    parts: nn.ModuleList  # VariationalBlock modules, frozen
+    likelihood: Likelihood
     prior: WeightPrior
     family: str
     estimator: str
     kl_weight: KlWeight
     history: History
-    best_epoch: int | None = None  # where early stopping went back to
+    best_epoch: int | None = None  # the epoch that early stopping returned to
     data_size: int | None = None
     output_shape: tuple[int, ...] | None = None  # of one example
     rank: int = 8
@@ -70,14 +72,14 @@ class Variational(DrawnPosterior, WeightPosterior):
         data_size: int | None = None,
         output_shape: tuple[int, ...] | None = None,
     ) -> Variational:
-        """The posterior that a trained :class:`VariationalModule` holds now; later training does not change it."""
+        """The current posterior of a trained :class:`VariationalModule`; later training does not change it."""
         if not isinstance(module, VariationalModule):
             raise BadData(f"Variational.of needs a VariationalModule, not a {type(module).__name__}.")
         if not isinstance(likelihood, Likelihood):
             raise BadOption(f"likelihood must be a whence.Likelihood, such as Categorical(), not {likelihood!r}.")
         for name, p in module.named_parameters():
             if not bool(torch.isfinite(p).all()):
-                raise BadData(f"the variational parameter {name!r} holds NaN or infinite values.")
+                raise BadData(f"the variational parameter {name!r} contains NaN or infinite values.")
         parts = copy.deepcopy(module.blocks).requires_grad_(False)
         return cls(
             network=at_mean(module.model, parts),
@@ -95,33 +97,36 @@ class Variational(DrawnPosterior, WeightPosterior):
             rank=module.rank,
         )
 
-    # What it is
+    # Description
 
     def _parts(self) -> Sequence[VariationalBlock]:
         return list(self.parts)  # type: ignore[arg-type]
 
     def names(self) -> list[str]:
-        """Bayesian parameters in the network's order."""
         found = {n for part in self._parts() for n in part.names}
         return [n for n in self.network.params if n in found]
 
     def layers(self) -> dict[str, list[str]]:
-        """Layer → its Bayesian parameters, in the network's order."""
-        found: dict[str, list[str]] = {}
-        for name in self.names():
-            found.setdefault(layer_of(name), []).append(name)
-        return found
+        return by_owner(self.names())
 
     @property
     def blocks(self) -> list[Block]:
         """The Bayesian parameters by layer."""
-        return by_layer(self.network, self.names())
+        return layer_blocks(self.network, self.names())
 
     @property
-    def structures(self) -> dict[str, str]:
-        """Parameter → the form of its covariance."""
+    def structures(self) -> dict[str, LayerStructure]:
         found = {n: part.structure for part in self._parts() for n in part.names}
-        return {n: found[n] for n in self.names()}
+        return layer_structures(self.network, self.layers(), found.__getitem__)
+
+    def summary(self) -> Summary:
+        precision = None if isinstance(self.prior, ScaleMixture) else self.prior.given()
+        return Summary(
+            structure=self.family,
+            prior_precision=precision if isinstance(precision, float) else None,
+            prior=self.prior.describe(),
+            examples=self.data_size,
+        )
 
     @property
     def prior_precision(self) -> float | dict[str, float | Tensor]:
@@ -141,10 +146,6 @@ class Variational(DrawnPosterior, WeightPosterior):
         return sum(part.size for part in self._parts())
 
     # Weights
-
-    @torch.no_grad()
-    def mean(self) -> dict[str, Tensor]:
-        return {n: self.network.params[n].detach().clone() for n in self.names()}
 
     @torch.no_grad()
     def variance(self) -> dict[str, Tensor]:
@@ -172,20 +173,29 @@ class Variational(DrawnPosterior, WeightPosterior):
         return torch.stack([part.log_prob(values) for part in self._parts()]).sum(0)
 
     def _check_draws(self, values: Any) -> None:
-        """One tensor for each Bayesian parameter, of as many draws each."""
+        """Check for one tensor per Bayesian parameter, with the same number of draws."""
         if not isinstance(values, Mapping):
-            raise BadData(f"log_prob needs draws by parameter name, as of sample(), not a {type(values).__name__}.")
+            raise BadData(f"log_prob needs draws by parameter name, as from sample(), not a {type(values).__name__}.")
         counts = set()
         for name in self.names():
             value, shape = values.get(name), list(self.network.params[name].shape)
             if not isinstance(value, Tensor):
-                raise BadData(f"log_prob was given no tensor for {name!r}; pass draws as sample() gives them.")
+                raise BadData(f"log_prob was given no tensor for {name!r}; pass draws as returned by sample().")
             given = list(value.shape)
             if value.dim() != len(shape) + 1 or given[1:] != shape:
                 raise BadData(f"the draws of {name!r} have shape {given}; pass any number of draws of shape {shape}.")
             counts.add(len(value))
         if len(counts) > 1:
             raise BadData(f"the parameters have different numbers of draws: {sorted(counts)}.")
+
+    @torch.no_grad()
+    def parts_of_covariance(self) -> Covariance:
+        found = [part.parts_of_covariance() for part in self._parts()]
+        return Covariance(
+            {n: v for each in found for n, v in each.variance.items()},
+            tuple(pair for each in found for pair in each.pairs),
+            {n: c for each in found for n, c in each.columns.items()},
+        )
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
@@ -201,7 +211,7 @@ class Variational(DrawnPosterior, WeightPosterior):
         return total[order][:, order]
 
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
-        """Functions x → raw outputs, each with weights of its own, shared across the batch."""
+        """Functions x → raw outputs, each with its own weights, shared across the batch."""
         return WeightDraws(self.network, self.sample(num_samples, generator), self.likelihood)
 
     # The bound
@@ -212,7 +222,7 @@ class Variational(DrawnPosterior, WeightPosterior):
         return self._kl(num_samples, generator).mean()
 
     def _kl(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """One value, or one for each draw."""
+        """The KL as one value, or one per draw."""
         if isinstance(self.prior, ScaleMixture):
             prior = self.prior
             return torch.stack([part.kl_by_draws(prior, count, generator) for part in self._parts()]).sum(0)
@@ -234,19 +244,15 @@ class Variational(DrawnPosterior, WeightPosterior):
         likelihood, kl = float(sums.mean()), float(kls.mean())
         return Elbo(likelihood - kl, math.sqrt(float(spread)), likelihood, kl)
 
-    # Keeping
+    # Saving
 
     def networks(self) -> list[nn.Module]:
         return [self.origin]
 
     def state(self) -> State:
-        prior: Any
-        tensors = {f"parts.{k}": v for k, v in self.parts.state_dict().items()}
-        if isinstance(self.prior, ScaleMixture):
-            prior = {"mixture": asdict(self.prior)}
-        else:
-            prior = {"values": {n: None if isinstance(v, Tensor) else v for n, v in self.prior.values.items()}}
-            tensors |= {f"prior.{n}": v for n, v in self.prior.tensors().items()}
+        given, parts = self.prior, self.parts.state_dict()
+        prior = {"mixture": asdict(given)} if isinstance(given, ScaleMixture) else {"values": given.spec()}
+        tensors = prefixed(parts=parts, prior={} if isinstance(given, ScaleMixture) else given.tensors())
         meta = {
             "names": self.names(),
             "family": self.family,
@@ -269,22 +275,21 @@ class Variational(DrawnPosterior, WeightPosterior):
             module = VariationalModule(
                 models[0], family=meta["family"], estimator=estimator, rank=meta["rank"], _names=meta["names"]
             )
-        parts = {k.removeprefix("parts."): v for k, v in tensors.items() if k.startswith("parts.")}
-        module.blocks.load_state_dict(parts)
+        module.blocks.load_state_dict(part_of(tensors, "parts"))
         module.prior = _prior(meta["prior"], tensors)
         shape = meta["output_shape"]
         return cls.of(
             module,
             likelihood,
             kl_weight=KlWeight(**meta["kl_weight"]),
-            history=History(tuple(Row(**row) for row in meta["history"])),
+            history=History(tuple(ElboEpoch(**row) for row in meta["history"])),
             best_epoch=meta["best_epoch"],
             data_size=meta["data_size"],
             output_shape=None if shape is None else tuple(shape),
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Variational:
-        """A copy on another device or in another floating-point type."""
+        """A copy on another device or in another floating-point dtype."""
         parts = copy.deepcopy(self.parts).to(*args, **kwargs)
         origin = copy_module(self.origin)
         return replace(self, network=at_mean(origin.to(*args, **kwargs), parts), parts=parts)

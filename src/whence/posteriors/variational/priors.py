@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.blocks import Block
 from whence.errors import BadOption
 from whence.priors import PriorPrecision, resolve_prior
+from whence.recording.blocks import Block
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -52,11 +52,11 @@ WeightPrior = PriorPrecision | ScaleMixture
 
 
 def make_prior(given: Any, layers: Sequence[Block]) -> WeightPrior:
-    """What the user passes as ``prior_precision``."""
+    """The prior for the option ``prior_precision``."""
     return given if isinstance(given, ScaleMixture) else resolve_prior(given, layers)
 
 
 def precision_of(prior: PriorPrecision, name: str, like: Tensor) -> float | Tensor:
-    """Of one parameter, where ``like`` is."""
+    """The precision of one parameter, on the device of ``like``."""
     value = prior.values[name]
     return value.to(like.device, like.dtype) if isinstance(value, Tensor) else value

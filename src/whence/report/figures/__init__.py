@@ -1,7 +1,6 @@
-"""One function for each picture. They draw what they are given; nothing is computed beyond the layout."""
+"""One function per figure. They draw tables and records, and compute only the layout."""
 
-from whence.report.figures.attacked import robustness
-from whence.report.figures.compared import (
+from whence.report.figures.comparison import (
     compare_agreement,
     compare_layers,
     compare_metrics,
@@ -9,11 +8,18 @@ from whence.report.figures.compared import (
     compare_reliability,
     compare_uncertainty,
 )
-from whence.report.figures.curves import pruning, slices, spectrum, track
-from whence.report.figures.layers import activations, compare_shares, distributions, sensitivity, shares
-from whence.report.figures.maps import classes, curvature
-from whence.report.figures.scores import entropies, reliability, risk_coverage
-from whence.report.figures.weights import magnitude, units, weight_maps
+from whence.report.figures.curves import (
+    entropies,
+    pruning,
+    reliability,
+    risk_coverage,
+    robustness,
+    slices,
+    spectrum,
+    track,
+)
+from whence.report.figures.layers import activations, classes, compare_shares, distributions, sensitivity, shares
+from whence.report.figures.weights import curvature, magnitude, units, weight_maps
 
 __all__ = [
     "activations",

@@ -1,6 +1,6 @@
-"""What all figures share: panels, colours, names of layers. Nothing here knows of posteriors.
+"""Shared parts of figures: panels, axes, colours, layer names. Independent of posteriors.
 
-Figures are made without pyplot, so that no state and no backend of the user's is touched.
+Figures are made without pyplot, so that the user's state and backend do not change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008), from the most to the least readable on white; yellow is left out
+# Okabe and Ito (2008), from the most to the least readable on white, without yellow
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MAP = "cividis"  # of values
 SIGNED = "PuOr"  # of values around zero
@@ -45,7 +45,7 @@ def single(ax: Axes | None, size: tuple[float, float] = SIZE) -> Axes:
 def panels(
     ax: Axes | None, rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A new figure with a grid of panels, or the grid in the place of ``ax``."""
+    """A new figure with a grid of panels, or a grid that replaces ``ax``."""
     need("matplotlib", "report")
     figure: Any
     if ax is None:
@@ -55,7 +55,7 @@ def panels(
     else:
         place = ax.get_subplotspec()
         if place is None:
-            raise BadOption("this figure has several panels, which take the place of ax: ax must be of a grid.")
+            raise BadOption("this figure has several panels that replace ax: ax must belong to a grid.")
         figure = ax.figure
         ax.set_axis_off()
         grid = place.subgridspec(rows, columns, **_ratios(options))
@@ -67,7 +67,7 @@ def _ratios(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def tidy(ax: Axes, x: str = "", y: str = "", title: str = "", grid: str = "") -> Axes:
-    """Labels, and the same plain looks everywhere."""
+    """Set labels and the common style."""
     ax.set_xlabel(x, fontsize=TEXT)
     ax.set_ylabel(y, fontsize=TEXT)
     if title:
@@ -81,7 +81,7 @@ def tidy(ax: Axes, x: str = "", y: str = "", title: str = "", grid: str = "") ->
 
 
 def layer_colours(count: int) -> list[Any]:
-    """One for each of a few categories; of many, in their order, along a map."""
+    """Distinct colours for a few categories; for many, ordered colours from a map."""
     if count <= len(PALETTE):
         return list(PALETTE[:count])
     colour_map = need("matplotlib", "report").colormaps["viridis"]
@@ -89,14 +89,14 @@ def layer_colours(count: int) -> list[Any]:
 
 
 def name_rows(ax: Axes, names: Sequence[str]) -> None:
-    """Names along the vertical axis, the first on top."""
+    """Label the vertical axis with names, the first on top."""
     ax.set_yticks(range(len(names)), [short(name) for name in names], fontsize=SMALL if len(names) > 12 else 8.0)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_ylabel("layer", fontsize=TEXT)
 
 
 def name_columns(ax: Axes, names: Sequence[Any]) -> None:
-    """Names along the horizontal axis, upright where they are many or long."""
+    """Label the horizontal axis with names, rotated if they are many or long."""
     shown = [short(str(name)) for name in names]
     upright = sum(map(len, shown)) > 32
     size = SMALL if len(shown) > 12 else 8.0
@@ -104,17 +104,17 @@ def name_columns(ax: Axes, names: Sequence[Any]) -> None:
 
 
 def short(name: str) -> str:
-    """A long name by its end, which tells layers apart."""
+    """Shorten a long name to its end, which distinguishes layers."""
     return name if len(name) <= LONGEST else "…" + name[1 - LONGEST :]
 
 
-def height(rows: int, least: float = SIZE[1]) -> float:
-    """Inches that so many named rows take."""
+def grid_height(rows: int, least: float = SIZE[1]) -> float:
+    """Height of a figure with ``rows`` named rows, in inches."""
     return max(least, 1.0 + 0.15 * rows)
 
 
 def legend(ax: Axes, count: int, fresh: bool = True, title: str = "") -> None:
-    """Beside the axes if there is much to name; ``fresh`` says that the figure is ours, and its margin free."""
+    """Draw the legend outside the axes; ``fresh`` if the figure is new, so that its margin is free."""
     handles, labels = ax.get_legend_handles_labels()
     style: dict[str, Any] = {"frameon": False, "fontsize": SMALL if count > 10 else 8.0, "title": title or None}
     style |= {"title_fontsize": 8.0, "labelspacing": 0.25, "handlelength": 1.4}
@@ -125,24 +125,24 @@ def legend(ax: Axes, count: int, fresh: bool = True, title: str = "") -> None:
 
 
 def numbers(values: Any) -> np.ndarray:
-    """A column as floats; what is missing as nan."""
+    """Convert a column to floats, with nan for missing values."""
     if not isinstance(values, Tensor):
         return np.array([np.nan if value is None else float(value) for value in values], dtype=float)
     return np.asarray(torch.as_tensor(values).detach().cpu().double().numpy())
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
-    """At most so many, evenly spaced."""
+    """At most ``most`` values, evenly spaced."""
     return values[:: max(1, -(-len(values) // most))]
 
 
 def ordered(values: Iterable[Any]) -> list[Any]:
-    """The different values, in the order in which they come."""
+    """Distinct values in order of first occurrence."""
     return list(dict.fromkeys(values))
 
 
 def log_axis(ax: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis, with plain numbers where it spans little."""
+    """A logarithmic axis, with plain numbers for a short range."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     ax.set(**{f"{which}scale": "log"})
     low, high = sorted(ax.get_xlim() if which == "x" else ax.get_ylim())
@@ -157,7 +157,7 @@ def log_axis(ax: Axes, which: Literal["x", "y"]) -> None:
 
 
 def colour_bar(ax: Axes, image: Any, label: str, ticks: Sequence[float] | None = None) -> None:
-    """A narrow bar on the right that says what the colours are."""
+    """Draw a narrow colour bar on the right."""
     figure: Any = ax.figure
     bar = figure.colorbar(image, cax=ax.inset_axes((1.03, 0.0, 0.045, 1.0)), ticks=ticks)
     if ticks is not None:
@@ -168,7 +168,7 @@ def colour_bar(ax: Axes, image: Any, label: str, ticks: Sequence[float] | None =
 
 
 def heat(ax: Axes, values: np.ndarray, label: str, signed: bool = False, aspect: str = "auto") -> Any:
-    """A matrix as colours, empty places white."""
+    """Draw a matrix as a heat map; missing values are white."""
     style: dict[str, Any] = {"cmap": MAP}
     if signed:
         limit = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
@@ -181,6 +181,6 @@ def heat(ax: Axes, values: np.ndarray, label: str, signed: bool = False, aspect:
 
 
 def whole_ticks(ax: Axes) -> None:
-    """A few whole numbers along both axes."""
+    """Use a few whole numbers as ticks on both axes."""
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(need("matplotlib.ticker", "report").MaxNLocator(8, integer=True))

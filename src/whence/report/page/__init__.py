@@ -1,4 +1,4 @@
-"""The audit page: one self-contained HTML file from the record of an audit. Needs ``whence[report]``."""
+"""Self-contained HTML pages of audits and comparisons. Needs ``whence[report]``."""
 
 from whence.report.page.render import render
 

@@ -1,177 +1,381 @@
-"""The smaller charts, as plotly figures for JSON. They draw what the record holds, and compute nothing."""
+"""The charts of the page, except the profile and the weight maps, as plotly figures for JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from whence.report.page import theme
-from whence.report.page.naming import LISTED
-from whence.report.page.plotting import axis, column, figure, gaps, percentages, rounded
-from whence.report.page.words import drawn, shortened, significant
+from whence.errors import need
+from whence.report.formatting import shortened, significant
+from whence.report.page.names import LISTED
+from whence.report.page.theme import COLOURS as CYCLE
+from whence.report.record.audit import AuditRecord, Deferral, Uncertainties
+from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
+from whence.report.record.comparison import Compared, LayersOfMethods, Method, UncertaintyOfMethods
+from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
 
-Record = dict[str, Any]
-NAMES = {"bayesian": "Bayesian", "plain": "plain network"}  # the dotted one is drawn over the other
-ORDERS = {"snr": "signal to noise", "magnitude": "size of the weight", "random": "at random"}
-DASHES = {"plain": "dot", "bayesian": "solid"}
-COLOURS = {"plain": "#D55E00", "bayesian": "#1681C4"}  # read on white and on black
-WIDTHS = {"test": 1.5, "ood": 3.5}
-CYCLE = len(theme.COLOURS["light"])  # lines before their colours come again
-REST = {"mode": "lines", "line": {"color": "#8C939D", "width": 1}, "showlegend": False, "legendgroup": "rest"}
+T = TypeVar("T")
+Chart = dict[str, Any]
+Curves = Iterable[tuple["Look", T | None]]  # a curve for each method, or none
+
+PLAIN_COLOUR = "#D55E00"
+COLOURS = ("#1681C4", "#009E73", "#C0699A", "#A87800", "#8466D0", "#5F8A1D", "#7C8591")  # readable on white and black
+MARKS = ("●", "■", "◆", "▲", "▼", "✚", "✖", "★")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 SETS = {"reference": "#8C939D", "test": "#009E73", "ood": "#CC79A7"}
+GREY_LINE = {"mode": "lines", "line": {"color": "#8C939D", "width": 1}, "showlegend": False, "legendgroup": "rest"}
+CRITERIA = {"snr": "signal to noise", "magnitude": "size of the weight", "random": "at random"}
+POINTS = 7  # marks along a curve
+DATA = {"test": "test data", "ood": "out of distribution"}
 
 
-def all_charts(record: Record) -> dict[str, Record]:
-    """Those that the record has data for, by the id of the element that they are drawn into."""
-    quality, deferral = record.get("quality") or {}, record.get("deferral") or {}
-    novelty, pruning = record.get("novelty") or {}, record.get("pruning") or {}
-    found = {
-        "reliability": quality.get("reliability") and reliability(quality["reliability"]),
-        "uncertainty": quality.get("uncertainty") and uncertainty(quality["uncertainty"]),
-        "deferral-curve": erring(deferral.get("curve")) and deferral_curve(deferral),
-        "novelty-layers": novelty.get("sets") and novelty_layers(novelty),
-        "novelty-p": novelty.get("sets") and p_values(novelty),
-        "pruning-curve": pruning.get("rows") and pruned(pruning["rows"]),
-        "sensitivity-curve": record.get("sensitivity") and sensitivity(record["sensitivity"]),
-    }
-    return {name: made for name, made in found.items() if made}
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn."""
+
+    name: str
+    colour: str
+    mark: str  # in text
+    symbol: str  # in charts
+    dash: str = "solid"
+
+    def style(self, **line: Any) -> Chart:
+        """Plotly options for its lines and marks."""
+        return {
+            "name": plain_text(shortened(self.name)),
+            "line": {"color": self.colour, "dash": self.dash, "width": 2, **line},
+            "marker": {"color": self.colour, "symbol": self.symbol, "size": 8},
+        }
+
+    @property
+    def faint(self) -> str:
+        """The same colour, half transparent, to distinguish whiskers from bars."""
+        return f"rgba({','.join(str(int(self.colour[i : i + 2], 16)) for i in (1, 3, 5))},0.55)"
 
 
-def reliability(curves: Record) -> Record:
-    """Hit rate against stated confidence, with the diagonal on which they agree."""
-    traces = []
+PLAIN = Look("plain network", PLAIN_COLOUR, "○", "circle-open", "dot")
+BAYESIAN = Look("Bayesian", COLOURS[0], "●", "circle")
+
+
+def looks_of(methods: Sequence[Method]) -> list[Look]:
+    """A colour and a mark for each method; the plain network's colour is the same as in an audit."""
+    found: list[Look] = []
+    for i, method in enumerate(methods):
+        own = sum(look.colour != PLAIN_COLOUR for look in found)
+        plain = method.kind == "plain"
+        colour = PLAIN_COLOUR if plain else COLOURS[own % len(COLOURS)]
+        place = i % len(MARKS)
+        found.append(Look(method.name, colour, MARKS[place], SYMBOLS[place], "dash" if plain else "solid"))
+    return found
+
+
+def pairs(both: PlainAndBayesian[T]) -> list[tuple[Look, T]]:
+    """Both with their looks; the posterior first, so that the dotted line of the plain network is drawn over it."""
+    return [(BAYESIAN, both.bayesian), (PLAIN, both.plain)]
+
+
+def audit_charts(record: AuditRecord) -> dict[str, Chart]:
+    """The charts with data in the record, by the id of their element on the page."""
+    quality, deferral, novelty = record.quality, record.deferral, record.novelty
+    found: dict[str, Chart] = {}
+    if quality and quality.reliability:
+        found["reliability"] = reliability(pairs(quality.reliability))
+    if quality and quality.uncertainty:
+        found["uncertainty"] = uncertainties(quality.uncertainty)
+    if deferral and deferral.curve and has_errors(pairs(deferral.curve)):
+        found["deferral-curve"] = deferral_curve(deferral)
+    if novelty and novelty.sets:
+        found["novelty-layers"] = novelty_layers(novelty)
+        found["novelty-p"] = p_values(novelty)
+    if record.pruning and record.pruning.rows:
+        found["pruning-curve"] = pruning_curve(record.pruning.rows)
+    if record.sensitivity:
+        found["sensitivity-curve"] = sensitivity_curve(record.sensitivity)
+    return found | (comparison_charts(record.comparison) if record.comparison else {})
+
+
+def comparison_charts(record: Compared) -> dict[str, Chart]:
+    """The charts of a comparison."""
+    looks, layers = looks_of(record.methods), record.layers
+    rejection = list(zip(looks, record.rejection or (), strict=False))
+    found: dict[str, Chart] = {}
+    if any(record.reliability or ()):
+        found["reliability"] = reliability(zip(looks, record.reliability or (), strict=True))
+    if record.uncertainty and record.uncertainty.test:
+        found["uncertainty"] = uncertainty_of_methods(record.uncertainty, looks)
+    if has_errors(rejection):
+        found["rejection"] = rejection_curves(rejection, "error of kept inputs", record.has_labels, marks=True)
+    if layers and any(layers.share):
+        found["shares"] = layer_bars(layers, looks)
+    if layers and any(layers.explained):
+        lowest = min((v for row in layers.explained for v in row or () if v is not None), default=0.0)
+        range_ = [min(-0.05, lowest - 0.05), 1.05]
+        found["explained"] = layer_marks(layers, layers.explained, looks, {**axis("explained"), "range": range_})
+    if layers and any(layers.activations):
+        x = {**axis("disagreement"), "rangemode": "tozero", "tickformat": "~g"}
+        found["activations"] = layer_marks(layers, layers.activations, looks, x)
+    return {f"compared-{name}-chart": chart for name, chart in found.items()}
+
+
+# Parts of charts
+
+
+def figure(traces: list[Chart], **layout: Any) -> Chart:
+    """A figure that plotly has validated, without its default template."""
+    objects = need("plotly.graph_objects", "report")
+    made = objects.Figure(data=[{"type": "scatter", **trace} for trace in traces], layout=layout).to_plotly_json()
+    made["layout"].pop("template", None)
+    return {"data": made["data"], "layout": made["layout"]}
+
+
+def axis(title: str) -> Chart:
+    return {"title": {"text": title}} if title else {}
+
+
+def percentages(title: str) -> Chart:
+    """An axis from 0% to 100%."""
+    return {**axis(title), "tickformat": ".0%", "range": [-0.02, 1.02], "dtick": 0.25}
+
+
+def column(rows: Iterable[Any], name: str) -> list[Any]:
+    """One field of every row, rounded."""
+    return [significant(getattr(row, name)) for row in rows]
+
+
+def rounded(values: Iterable[Number]) -> list[Any]:
+    """Round values, for shorter JSON."""
+    return [significant(value) for value in values]
+
+
+def gaps(high: list[Any], low: list[Any]) -> list[Any]:
+    """Lengths of error bars."""
+    return [None if a is None or b is None else significant(a - b) for a, b in zip(high, low, strict=True)]
+
+
+def plain_text(text: str) -> str:
+    """Escape a string for plotly, which reads tags and entities."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# Predictions
+
+
+def reliability(curves: Curves[Bins]) -> Chart:
+    """Accuracy against confidence, with the diagonal of perfect calibration."""
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     diagonal["line"] = {"color": "#888888", "width": 1.5, "dash": "dash"}
-    for i, (key, bins) in enumerate((key, curves[key]) for key in NAMES if curves.get(key)):
+    traces = []
+    for look, bins in curves:
+        if not bins:
+            continue
         hits = column(bins, "accuracy")
-        spread = {
-            "type": "data", "symmetric": False, "thickness": 1, "width": 3,
+        whiskers = {
+            "type": "data", "symmetric": False, "thickness": 1, "width": 0, "color": look.faint,
             "array": gaps(column(bins, "high"), hits), "arrayminus": gaps(hits, column(bins, "low")),
         }  # fmt: skip
         traces.append(
-            {"x": column(bins, "confidence"), "y": hits, "error_y": spread, "mode": "lines+markers",
-             "name": NAMES[key], "marker": {"symbol": ("circle", "circle-open")[i], "size": 8, "color": COLOURS[key]},
-             "line": {"dash": DASHES[key], "color": COLOURS[key]}, "customdata": column(bins, "count"),
-             "hovertemplate": "stated %{x:.0%}, right %{y:.1%}<br>%{customdata} inputs"}
+            {"x": column(bins, "confidence"), "y": hits, "error_y": whiskers, "mode": "lines+markers",
+             "customdata": column(bins, "count"), **look.style(),
+             "hovertemplate": "confidence %{x:.0%}, accuracy %{y:.1%}<br>%{customdata} inputs"}
         )  # fmt: skip
-    axes = {"xaxis": percentages("stated confidence"), "yaxis": percentages("part that was right")}
+    axes = {"xaxis": percentages("confidence"), "yaxis": percentages("accuracy")}
     return figure(traces, shapes=[diagonal], **axes)
 
 
-def uncertainty(curves: Record) -> Record:
-    """The part of the inputs whose uncertainty exceeds a value."""
+def above(values: Numbers) -> Chart:
+    """The share of inputs whose uncertainty is above each value."""
+    return {"x": rounded(values), "y": [significant(1 - i / len(values)) for i in range(len(values))]}
+
+
+def uncertainties(found: Uncertainties) -> Chart:
+    """The share of inputs whose uncertainty exceeds a value: thin for test data, thick for out-of-distribution data."""
     traces = []
-    for place, key in (("test", "test data"), ("ood", "out of distribution")):
-        found = curves.get(place) or {}
-        for kind, values in ((kind, found[kind]) for kind in NAMES if found.get(kind)):
-            ordered = [significant(value) for value in values]
-            above = [significant(1 - i / len(ordered)) for i in range(len(ordered))]
+    for curves, words, width in ((found.test, DATA["test"], 1.5), (found.ood, DATA["ood"], 3.5)):
+        for look, values in pairs(curves) if curves else ():
+            style = look.style(shape="hv", width=width) | {"name": f"{words}, {look.name}"}
+            traces.append({**above(values), "mode": "lines", **style, "hovertemplate": "%{y:.0%} above %{x:.3g}"})
+    y = percentages("share of inputs above it")
+    return figure(traces, xaxis=axis(plain_text(found.label)), yaxis=y)
+
+
+def uncertainty_of_methods(found: UncertaintyOfMethods, looks: list[Look]) -> Chart:
+    """The same for methods; the legend shows each method once, and explains thin and thick lines."""
+    sets = [(found.test, DATA["test"], {"dash": "dot", "width": 1.5})]
+    sets += [(found.ood, DATA["ood"], {"dash": "solid", "width": 3})] if found.ood else []
+    traces = []
+    for curves, words, line in sets:
+        for look, values in zip(looks, curves, strict=True):
+            style = look.style(shape="hv", **line)
+            style["marker"]["maxdisplayed"] = POINTS
             traces.append(
-                {"x": ordered, "y": above, "mode": "lines", "name": f"{key}, {NAMES.get(kind, kind)}",
-                 "line": {"dash": DASHES.get(kind), "color": COLOURS.get(kind), "shape": "hv", "width": WIDTHS[place]},
-                 "hovertemplate": "%{y:.0%} above %{x:.3g}"}
+                {**above(values), "mode": "lines+markers", "legendgroup": style["name"],
+                 "showlegend": curves is sets[-1][0], **style,
+                 "hovertemplate": f"{words}: %{{y:.0%}} above %{{x:.3g}}"}
             )  # fmt: skip
-    y = percentages("part of the inputs above it")
-    return figure(traces, xaxis=axis(drawn(curves.get("label", "uncertainty"))), yaxis=y)
+    for _, words, line in sets if len(sets) > 1 else []:
+        traces.append({"x": [None], "y": [None], "mode": "lines", "name": words, "line": {"color": "#888888", **line},
+                       "hoverinfo": "skip"})  # fmt: skip
+    return figure(traces, xaxis=axis(plain_text(found.label)), yaxis=percentages("share of inputs above it"))
 
 
-def erring(curves: Record | None) -> bool:
-    """Whether any of the curves leaves the axis; otherwise there is nothing to draw."""
-    return any(value for curve in (curves or {}).values() for value in (curve or {}).get("error") or [])
+def has_errors(curves: Curves[RejectionCurve]) -> bool:
+    """Whether any error is not zero; otherwise there is nothing to draw."""
+    return any(any(curve.error) for _, curve in curves if curve)
 
 
-def deferral_curve(deferral: Record) -> Record:
-    """Error of the inputs that the network keeps, against the part that it keeps."""
-    part = deferral.get("error") == "error rate"
-    traces = [
-        {"x": rounded(curve["coverage"]), "y": rounded(curve["error"]), "mode": "lines", "name": NAMES[key],
-         "line": {"dash": DASHES[key], "color": COLOURS[key], "width": 2},
-         "hovertemplate": "keeps %{x:.0%}: %{y:" + (".1%" if part else ".3g") + "}"}
-        for key in NAMES
-        if (curve := deferral["curve"].get(key))
-    ]  # fmt: skip
-    named = drawn(deferral.get("error", "error")) + " of those kept"
-    y = percentages(named) if part else axis(named)
-    y = {**{key: item for key, item in y.items() if key not in ("range", "dtick")}, "rangemode": "tozero"}
-    y |= {"tickformat": "~%"} if part else {}
-    return figure(traces, xaxis=percentages("part of the inputs kept"), yaxis=y)
+def deferral_curve(deferral: Deferral) -> Chart:
+    """Error of the inputs that the network answers, against their share."""
+    assert deferral.curve is not None
+    return rejection_curves(pairs(deferral.curve), plain_text(deferral.error) + " of kept inputs", deferral.is_rate)
 
 
-def novelty_layers(novelty: Record) -> Record:
-    """Quantiles of what is unexplained, by layer and set, as boxes."""
+def rejection_curves(curves: Curves[RejectionCurve], title: str, rate: bool, marks: bool = False) -> Chart:
+    """Error of the kept inputs, against their share."""
     traces = []
-    for each in novelty["sets"]:
-        layers = each["layers"]
+    for look, curve in curves:
+        if curve:
+            style: Chart = {"mode": "lines+markers" if marks else "lines", **look.style()}
+            style |= {"cliponaxis": False} if marks else {}
+            style["marker"]["maxdisplayed"] = POINTS
+            hover = "keeps %{x:.0%}: %{y:" + (".1%" if rate else ".3g") + "}"
+            traces.append(
+                {"x": rounded(curve.coverage), "y": rounded(curve.error), **style, "hovertemplate": hover}
+            )  # fmt: skip
+    y = {**axis(title), "rangemode": "tozero", **({"tickformat": "~%"} if rate else {})}
+    return figure(traces, xaxis=percentages("share of inputs kept"), yaxis=y)
+
+
+# Novelty, pruning, sensitivity
+
+
+def novelty_layers(novelty: Novelty) -> Chart:
+    """Quantiles of the unexplained fraction by layer and set, as boxes."""
+    traces = []
+    for one in novelty.sets:
+        layers = one.layers
         traces.append(
-            {"type": "box", "orientation": "h", "name": drawn(each["label"]), "whiskerwidth": 0.6,
-             "y": [drawn(shortened(row["name"])) for row in layers], "lowerfence": column(layers, "q05"),
+            {"type": "box", "orientation": "h", "name": plain_text(one.label), "whiskerwidth": 0.6,
+             "y": [plain_text(shortened(row.name)) for row in layers], "lowerfence": column(layers, "q05"),
              "q1": column(layers, "q25"), "median": column(layers, "q50"), "q3": column(layers, "q75"),
-             "upperfence": column(layers, "q95"), "boxpoints": False,
-             "line": {"width": 1.5, "color": SETS.get(each["key"])}}
+             "upperfence": column(layers, "q95"), "boxpoints": False, "line": {"width": 1.5, "color": SETS[one.key]}}
         )  # fmt: skip
     y = {**axis(""), "autorange": "reversed", "type": "category"}
     legend = {"traceorder": "normal"}
     return figure(traces, boxmode="group", xaxis=axis("unexplained"), yaxis=y, legend=legend, boxgap=0.25)
 
 
-def p_values(novelty: Record) -> Record:
-    """How often which overall p-value occurs, as a part of each set."""
+def p_values(novelty: Novelty) -> Chart:
+    """Histogram of the overall p-values of each set."""
     traces = []
-    for each in (each for each in novelty["sets"] if each.get("p_values")):
-        edges, counts = each["p_values"]["edges"], each["p_values"]["counts"]
-        total = sum(counts) or 1
-        parts = [significant(count / total) for count in counts]
-        traces.append(
-            {"x": rounded(edges), "y": [*parts, parts[-1] if parts else 0], "mode": "lines", "customdata": counts,
-             "name": drawn(each["label"]), "line": {"shape": "hv", "width": 2, "color": SETS.get(each["key"])},
-             "hovertemplate": "p from %{x:.2f}: %{y:.1%} (%{customdata} inputs)"}
-        )  # fmt: skip
-    y = {**axis("part of the set"), "tickformat": ".0%", "rangemode": "tozero"}
-    return figure(traces, xaxis=axis("overall p-value"), yaxis=y) if traces else {}
+    for one in novelty.sets:
+        if one.p_values is not None:
+            counts = one.p_values.counts
+            parts = rounded(count / (sum(counts) or 1) for count in counts)
+            traces.append(
+                {"x": rounded(one.p_values.edges), "y": [*parts, parts[-1] if parts else 0], "mode": "lines",
+                 "customdata": list(counts), "name": plain_text(one.label),
+                 "line": {"shape": "hv", "width": 2, "color": SETS[one.key]},
+                 "hovertemplate": "p from %{x:.2f}: %{y:.1%} (%{customdata} inputs)"}
+            )  # fmt: skip
+    y = {**axis("share of the set"), "tickformat": ".0%", "rangemode": "tozero"}
+    return figure(traces, xaxis=axis("overall p-value"), yaxis=y)
 
 
-def pruned(rows: list[Record]) -> Record:
-    """Accuracy, or the error where there is none, against the part of the prunable weights removed."""
-    score, named = pruning_score(rows)
-    traces = []
-    for by in dict.fromkeys(row["by"] for row in rows):
-        mine = sorted((row for row in rows if row["by"] == by), key=lambda row: row["sparsity"])
-        traces.append(
-            {"x": column(mine, "sparsity"), "y": column(mine, score), "mode": "lines+markers",
-             "name": drawn(ORDERS.get(by, by)), "line": {"dash": "solid" if by == "snr" else "dot"},
-             "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
-        )  # fmt: skip
-    y = {**axis(named), "tickformat": ".0%"} if score == "accuracy" else axis(named)
-    return figure(traces, xaxis=percentages("part of the prunable weights removed"), yaxis=y)
-
-
-def pruning_score(rows: list[Record]) -> tuple[str, str]:
-    """The column that the pruning rows are judged by, and its name."""
-    for key, named in (("accuracy", "accuracy"), ("rmse", "root mean squared error")):
-        if any(row.get(key) is not None for row in rows):
-            return key, named
+def pruning_score(rows: Sequence[PrunedNetwork]) -> tuple[str, str]:
+    """The column for the score of pruned networks, and its name."""
+    for key, name in (("accuracy", "accuracy"), ("rmse", "root mean squared error")):
+        if any(getattr(row, key) is not None for row in rows):
+            return key, name
     return "nll", "negative log likelihood"
 
 
-def sensitivity(rows: list[Record]) -> Record:
-    """Each layer's share as the prior precision is multiplied by a factor; of many layers, the largest by name."""
-    layers: dict[str, list[Record]] = {}
-    for row in sorted(rows, key=lambda row: row["factor"]):
-        layers.setdefault(row["name"], []).append(row)
-    size = {name: max(abs(row.get("variance_share") or 0.0) for row in mine) for name, mine in layers.items()}
+def pruning_curve(rows: Sequence[PrunedNetwork]) -> Chart:
+    """Accuracy (or the error) against the share of prunable weights removed."""
+    score, name = pruning_score(rows)
+    traces = []
+    for by in dict.fromkeys(row.by for row in rows):
+        mine = sorted((row for row in rows if row.by == by), key=lambda row: row.sparsity or 0.0)
+        traces.append(
+            {"x": column(mine, "sparsity"), "y": column(mine, score), "mode": "lines+markers",
+             "name": plain_text(CRITERIA.get(by, by)), "line": {"dash": "solid" if by == "snr" else "dot"},
+             "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
+        )  # fmt: skip
+    y = {**axis(name), "tickformat": ".0%"} if score == "accuracy" else axis(name)
+    return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
+
+
+def sensitivity_curve(rows: Sequence[Sensitivity]) -> Chart:
+    """Each layer's share as the prior precision is multiplied by a factor; if many, only the largest are named."""
+    layers: dict[str, list[Sensitivity]] = {}
+    for row in sorted(rows, key=lambda row: row.factor or 0.0):
+        layers.setdefault(row.name, []).append(row)
+    size = {name: max(abs(row.variance_share or 0.0) for row in mine) for name, mine in layers.items()}
     largest = set(sorted(layers, key=lambda name: -size[name])[:LISTED])
-    named, rest = [name for name in layers if name in largest], [name for name in layers if name not in largest]
-    traces = [_shares(name, layers[name]) | REST for name in rest]  # below the others
+    named, unnamed = [n for n in layers if n in largest], [n for n in layers if n not in largest]
+    traces = [_shares_by_factor(name, layers[name]) | GREY_LINE for name in unnamed]  # below the others
     for i, name in enumerate(named):
-        traces.append(_shares(name, layers[name]) | {"line": {"dash": "dot" if i >= CYCLE else "solid"}})
-    if rest:
-        traces.append({"x": [None], "y": [None], **REST, "name": f"and {len(rest)} more", "showlegend": True})
+        dash = "dot" if i >= len(CYCLE["light"]) else "solid"  # colours repeat
+        traces.append(_shares_by_factor(name, layers[name]) | {"line": {"dash": dash}})
+    if unnamed:
+        traces.append({"x": [None], "y": [None], **GREY_LINE, "name": f"and {len(unnamed)} more", "showlegend": True})
     x = {**axis("prior precision, multiplied by"), "type": "log", "dtick": 1}
     return figure(traces, xaxis=x, yaxis={**axis("share of the variance"), "tickformat": ".0%"})
 
 
-def _shares(name: str, rows: list[Record]) -> Record:
+def _shares_by_factor(name: str, rows: list[Sensitivity]) -> Chart:
     return {
         "x": column(rows, "factor"), "y": column(rows, "variance_share"), "mode": "lines+markers",
-        "name": drawn(shortened(name)), "customdata": column(rows, "explained"),
+        "name": plain_text(shortened(name)), "customdata": column(rows, "explained"),
         "hovertemplate": "prior × %{x:g}: share %{y:.1%}, explained %{customdata:.2f}",
     }  # fmt: skip
+
+
+# Layers of several methods
+
+
+def layers_with(layers: LayersOfMethods, rows: Sequence[Numbers | None]) -> list[int]:
+    """Indices of the layers that have the quantity in any method."""
+    known = [row for row in rows if row is not None]
+    return [i for i in range(len(layers.names)) if any(row[i] is not None for row in known)]
+
+
+def layer_bars(layers: LayersOfMethods, looks: list[Look]) -> Chart:
+    """Shares of the variance, the methods side by side in each layer."""
+    places = layers_with(layers, layers.share)
+    names, traces = _axis_names([layers.names[i] for i in places]), []
+    for look, found, spread in zip(looks, layers.share, layers.error, strict=True):
+        if found is None:
+            continue
+        error = [significant(spread[i]) for i in places] if spread else None
+        bars = {"type": "data", "array": error, "thickness": 1.5, "width": 3, "color": look.colour}
+        traces.append(
+            {"type": "bar", "orientation": "h", "x": rounded(found[i] for i in places), "y": names,
+             "name": plain_text(look.name), "error_x": bars if error else None,
+             "marker": {"color": look.faint, "line": {"width": 0}}, "customdata": error or [None] * len(places),
+             "hovertemplate": "%{y}: %{x:.1%}" + (" ± %{customdata:.1%}" if error else "")}
+        )  # fmt: skip
+    x = {**axis("share of the variance"), "tickformat": "~%", "rangemode": "tozero"}
+    return figure(traces, barmode="group", bargap=0.28, xaxis=x, yaxis=LAYER_AXIS, legend={"traceorder": "normal"})
+
+
+def layer_marks(layers: LayersOfMethods, rows: Sequence[Numbers | None], looks: list[Look], x: Chart) -> Chart:
+    """One value per layer and method, as marks on one line per layer."""
+    names = _axis_names(layers.names)
+    traces = [
+        {"x": rounded(values), "y": names, "mode": "markers", "name": plain_text(shortened(look.name)),
+         "marker": {"color": look.colour, "symbol": look.symbol, "size": 10, "opacity": 0.9},
+         "cliponaxis": False, "hovertemplate": "%{y}: %{x:.3g}"}
+        for look, values in zip(looks, rows, strict=True)
+        if values is not None
+    ]  # fmt: skip
+    return figure(traces, xaxis=x, yaxis=LAYER_AXIS, showlegend=False)
+
+
+LAYER_AXIS = {"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6}
+
+
+def _axis_names(names: Sequence[str]) -> list[str]:
+    """Names of layers for an axis: shortened, but distinct."""
+    short = [plain_text(shortened(name)) for name in names]
+    return short if len(set(short)) == len(short) else [plain_text(name) for name in names]

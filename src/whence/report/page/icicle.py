@@ -3,61 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import need
+from whence.report.formatting import NONE, THIN, number, percent, shortened, signed, significant
 from whence.report.page import theme
-from whence.report.page.words import NONE, drawn, number, percent, shortened, signed, significant
+from whence.report.page.charts import plain_text
+from whence.report.record.common import Numbers
+from whence.report.record.sections import Node, Profile, View
 
-Record = dict[str, Any]
-UNITS = 10**8  # the width of the root; whole numbers, so that children never exceed their parent
-MOST = 75_000  # nodes times views; beyond that weight groups are left out
+Chart = dict[str, Any]
+UNITS = 10**8  # width of the root; integers, so that children never exceed their parent
+MOST = 75_000  # nodes times views above which weight groups are omitted
 DEEP = 3  # levels shown at once
 NEGATIVE = -1e-6  # shares are rounded to six digits
-ROUNDING = 1e-4  # by which a sum of rounded shares may differ from its parent's
-SMALL = 0.005  # of the variance; layers below it share a line of the list
-MANY = 12  # layers that the list shows one by one, whatever their shares
-TEXT = "%{label}<br>%{customdata[0]}"
-HOVER = (
-    "<b>%{label}</b><br>{share}: %{customdata[0]}{unit}<br>{explained}: %{customdata[1]}<br>%{hovertext}<extra></extra>"
-)
+ROUNDING = 1e-4  # tolerance for the sum of rounded shares
+SMALL = 0.005  # share of the variance below which layers share a line of the list
+MANY = 12  # number of layers up to which the list shows each
+PALETTES = ("explained", "difference", "prior")
+HOVER = "<b>%{{label}}</b><br>{0}: %{{customdata[0]}}{2}<br>{1}: %{{customdata[1]}}<br>%{{hovertext}}<extra></extra>"
 
 
-def profile(record: Record) -> Record:
-    """Everything that the page's script picks from: the figure without its view, and the views."""
-    nodes, keep = _kept(record)
-    views = [_cut(view, keep) for view in record["views"]]
-    prior = next((view["share"] for view in views if view["kind"] == "prior"), None)
-    limit = _limit(views, nodes)
+def icicle(profile: Profile, most: int = MOST) -> Chart:
+    """The data for the page's script: the trace without a view, and the views."""
+    places = drawn_nodes(profile, most)
+    nodes = [profile.nodes[i] for i in places]
+    limit = _limit(profile)
     return {
-        "trace": _trace(nodes, prior),
-        "layers": [node["layer"] for node in nodes],
-        "palettes": {kind: _palette(views, kind, limit) for kind in ("explained", "difference", "prior")},
-        "views": {view["key"]: _view(view, nodes) for view in views},
+        "trace": _trace(nodes, places, _prior(profile)),
+        "layers": [node.layer for node in nodes],
+        "palettes": {kind: _palette(profile.views, places, kind, limit) for kind in PALETTES},
+        "views": {view.key: _view(view, places, nodes) for view in profile.views},
         "limit": limit,
-        "thinned": len(nodes) < len(record["nodes"]),
+        "thinned": len(nodes) < len(profile.nodes),
     }
 
 
-def _kept(record: Record) -> tuple[list[Record], list[int]]:
-    """The nodes that are drawn, and their places; without groups where the page would get too large."""
-    nodes, views = record["nodes"], record["views"]
-    whole = len(nodes) * len(views) <= MOST
-    keep = [i for i, node in enumerate(nodes) if whole or node["level"] != "group"]
-    return [nodes[i] for i in keep], keep
+def drawn_nodes(profile: Profile, most: int = MOST) -> list[int]:
+    """Indices of the nodes that are drawn, without groups if the page would get too large."""
+    whole = len(profile.nodes) * len(profile.views) <= most
+    return [i for i, node in enumerate(profile.nodes) if whole or node.level != "group"]
 
 
-def _cut(view: Record, keep: list[int]) -> Record:
-    return {**view, "share": [view["share"][i] for i in keep], "explained": [view["explained"][i] for i in keep]}
+def _prior(profile: Profile) -> Numbers | None:
+    """Shares under the prior alone."""
+    return next((view.share for view in profile.views if view.kind == "prior"), None)
 
 
-def _trace(nodes: list[Record], prior: list[float] | None) -> Record:
-    objects = need("plotly.graph_objects", "report")
-    trace = objects.Icicle(
-        ids=[node["id"] for node in nodes],
-        labels=[drawn(shortened(str(node["label"]), 40)) for node in nodes],
-        parents=[node["parent"] or "" for node in nodes],
-        hovertext=[_standing(node, None if prior is None else prior[i]) for i, node in enumerate(nodes)],
+def _trace(nodes: list[Node], places: list[int], prior: Numbers | None) -> Chart:
+    alone = [""] * len(nodes)
+    if prior is not None:
+        alone = [f"share under the prior alone: {percent(prior[i])}<br>" for i in places]
+    trace = need("plotly.graph_objects", "report").Icicle(
+        ids=[node.id for node in nodes],
+        labels=[plain_text(shortened(node.label, 40)) for node in nodes],
+        parents=[node.parent or "" for node in nodes],
+        hovertext=[f"{words}{number(node.weights)} weights" for words, node in zip(alone, nodes, strict=True)],
         branchvalues="total", maxdepth=DEEP, sort=False,
         tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1},
         pathbar={"visible": True, "thickness": 30, "textfont": {"size": 13}}, textposition="middle center",
@@ -66,56 +69,43 @@ def _trace(nodes: list[Record], prior: list[float] | None) -> Record:
     return dict(trace.to_plotly_json())
 
 
-def _standing(node: Record, prior: float | None) -> str:
-    """What is the same in every view."""
-    words = f"{number(node['weights'])} weights"
-    return words if prior is None else f"share under the prior alone: {percent(prior)}<br>{words}"
-
-
-def _view(view: Record, nodes: list[Record]) -> Record:
-    change = view["kind"] == "difference"
-    widths, squeezed = changes(view["share"], nodes) if change else fitted(view["share"], nodes)
-    facts = [[_share(s, change), _explained(e, change)] for s, e in zip(view["share"], view["explained"], strict=True)]
+def _view(view: View, places: list[int], nodes: list[Node]) -> Chart:
+    change = view.kind == "difference"
+    shares, explained = ([values[i] for i in places] for values in (view.share, view.explained))
+    widths, squeezed = (changes(shares, nodes), []) if change else fitted(shares, nodes)
+    unit = f"{THIN}pp" if change else f"{THIN}%"
     words = ("change of the share", "change of explained") if change else ("share of the variance", "explained")
-    unit = "\u202fpp" if change else "\u202f%"
-    hover = HOVER.replace("{share}", words[0]).replace("{explained}", words[1]).replace("{unit}", unit)
     return {
-        "values": widths, "customdata": facts, "unit": unit, "texttemplate": TEXT + unit, "hovertemplate": hover,
-        "palette": _coloured(view),
-        "note": _note(view, squeezed), "small": small(view["share"], nodes),
+        "values": widths, "unit": unit, "palette": _palette_of(view), "note": _note(view, len(squeezed)),
+        "customdata": [[_share(s, change), _explained(e, change)] for s, e in zip(shares, explained, strict=True)],
+        "texttemplate": "%{label}<br>%{customdata[0]}" + unit, "hovertemplate": HOVER.format(*words, unit),
+        "small": small_layers(shares, nodes),
     }  # fmt: skip
 
 
-def _coloured(view: Record) -> str:
-    """The name of the colours that a view is drawn in."""
-    return view["kind"] if view["kind"] in ("difference", "prior") else "explained"
+def _palette_of(view: View) -> str:
+    return view.kind if view.kind in PALETTES else "explained"
 
 
-def _palette(views: list[Record], kind: str, limit: float) -> dict[str, list[str]]:
-    """Colour and ink for each text of ``explained`` that occurs; one for all under the prior."""
-    change, none = kind == "difference", theme.cell(theme.MISSING)
-    values = {
-        _explained(value, change): value
-        for view in views
-        if _coloured(view) == kind
-        for value in view["explained"]
-        if value is not None
-    }
-    cells = theme.cells(values.values(), limit if change else None) if kind != "prior" else [none] * len(values)
-    return {**dict(zip(values, cells, strict=True)), NONE: none}
+def _palette(views: Iterable[View], places: list[int], kind: str, limit: float) -> dict[str, list[str]]:
+    """Colours for each value of ``explained``; one colour under the prior."""
+    change, missing = kind == "difference", theme.cell(theme.MISSING)
+    mine = [view.explained for view in views if _palette_of(view) == kind]
+    values = {_explained(v, change): v for found in mine for i in places if (v := found[i]) is not None}
+    cells = theme.cells(values.values(), limit if change else None) if kind != "prior" else [missing] * len(values)
+    return {**dict(zip(values, cells, strict=True)), NONE: missing}
 
 
-def fitted(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[int]]:
-    """Widths from the positive shares, and the places of the parents that a negative child leaves too little room."""
-    places, children = _family(nodes)
-    exact = [0.0] * len(nodes)
+def fitted(shares: Sequence[float | None], nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
+    """Widths from the positive shares, and the indices of parents whose children were narrowed."""
+    children, roots = _family(nodes)
+    known = [share or 0.0 for share in shares]
+    exact = [float(UNITS) if i in roots else 0.0 for i in range(len(nodes))]
     squeezed = []
-    for root in (i for i, node in enumerate(nodes) if node["parent"] not in places):
-        exact[root] = float(UNITS)
     for i in range(len(nodes)):
-        wanted = [max(shares[kid] or 0.0, 0.0) for kid in children[i]]
-        own, total = max(shares[i] or 0.0, 0.0), math.fsum(wanted)
-        below = any((shares[kid] or 0.0) < NEGATIVE for kid in children[i])
+        wanted = [max(known[kid], 0.0) for kid in children[i]]
+        own, total = max(known[i], 0.0), math.fsum(wanted)
+        below = any(known[kid] < NEGATIVE for kid in children[i])
         if exact[i] > 0 and below and total > own + ROUNDING:
             squeezed.append(i)
         for kid, want in zip(children[i], wanted, strict=True):
@@ -123,9 +113,9 @@ def fitted(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[in
     return [int(width) for width in exact], squeezed
 
 
-def changes(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[int]]:
-    """Widths of a difference: a leaf's is its size, a parent's the sum of its leaves'."""
-    _, children = _family(nodes)
+def changes(shares: Sequence[float | None], nodes: Sequence[Node]) -> list[int]:
+    """Widths of a difference: the absolute change of a leaf, and the sum over leaves for a parent."""
+    children, _ = _family(nodes)
     exact = [0.0] * len(nodes)
     for i in reversed(range(len(nodes))):
         exact[i] = math.fsum(exact[kid] for kid in children[i]) if children[i] else abs(shares[i] or 0.0)
@@ -134,27 +124,28 @@ def changes(shares: list[float], nodes: list[Record]) -> tuple[list[int], list[i
     for i in reversed(range(len(nodes))):
         if children[i]:
             widths[i] = sum(widths[kid] for kid in children[i])
-    return widths, []
+    return widths
 
 
-def small(shares: list[float], nodes: list[Record]) -> list[int]:
-    """The places of the layers that the list folds away in a view: of many layers, those with nearly no share."""
-    layers = [i for i, node in enumerate(nodes) if node["level"] == "layer" and node.get("layer") is not None]
+def small_layers(shares: Sequence[float | None], nodes: Sequence[Node]) -> list[int]:
+    """Indices of the layers that the list hides in a view: those with almost no share, if there are many."""
+    layers = [i for i, node in enumerate(nodes) if node.level == "layer" and node.layer is not None]
     found = [i for i in layers if abs(shares[i] or 0.0) < SMALL]
     return found if len(layers) > MANY and len(found) > 1 else []
 
 
-def _family(nodes: list[Record]) -> tuple[dict[str, int], list[list[int]]]:
-    places = {node["id"]: i for i, node in enumerate(nodes)}
+def _family(nodes: Sequence[Node]) -> tuple[list[list[int]], set[int]]:
+    """The children of each node, and the roots, by index."""
+    places = {node.id: i for i, node in enumerate(nodes)}
     children: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
-        if node["parent"] in places:
-            children[places[node["parent"]]].append(i)
-    return places, children
+        if node.parent in places:
+            children[places[node.parent]].append(i)
+    return children, {i for i, node in enumerate(nodes) if node.parent not in places}
 
 
 def _share(share: float | None, change: bool) -> str | float | int:
-    """In per cent: a plain number where that is readable, which is shorter in JSON."""
+    """In percent; a plain number if possible, which is shorter in JSON."""
     rounded = significant(None if share is None else round(100 * share, 3), 3)
     if not rounded:
         return NONE if rounded is None else 0
@@ -165,50 +156,60 @@ def _explained(value: float | None, change: bool) -> str:
     return NONE if value is None else signed(round(value, 2) + 0.0, change, ".2f")
 
 
-def _limit(views: list[Record], nodes: list[Record]) -> float:
-    """Where the colours of the difference end: the largest change of a layer or unit, in tenths."""
+def _limit(profile: Profile) -> float:
+    """End of the colour scale of the difference: the largest change of a layer or unit, rounded up to tenths."""
     sizes = [
         abs(value)
-        for view in views
-        if view["kind"] == "difference"
-        for node, value in zip(nodes, view["explained"], strict=True)
-        if value is not None and node["level"] in ("layer", "unit")
+        for view in profile.views
+        if view.kind == "difference"
+        for node, value in zip(profile.nodes, view.explained, strict=True)
+        if value is not None and node.level in ("layer", "unit")
     ]
     return min(1.0, math.ceil(10 * max(sizes, default=1.0) + 1e-9) / 10)
 
 
-def _note(view: Record, squeezed: list[int]) -> str:
+def _note(view: View, squeezed: int) -> str:
     """One or two sentences under the chart."""
-    inputs = f"{number(view['inputs'])} input{'s' * (view['inputs'] != 1)}" if view.get("inputs") else ""
-    kind = "What the shares would be had the network seen no data." if view["kind"] == "prior" else ""
-    size = "" if view["kind"] == "difference" else f"mean variance {number(view.get('variance'))}"
-    words = [f"{view['label']}: {', '.join(part for part in (inputs, size) if part)}.", kind]
+    facts = [f"{number(view.inputs)} input{'s' * (view.inputs != 1)}"] if view.inputs else []
+    facts += [] if view.kind == "difference" else [f"mean variance {number(view.variance)}"]
+    words = [f"{view.label}: {', '.join(facts)}."]
+    if view.kind == "prior":
+        words.append("The shares before any training data.")
     if squeezed:
         words.append(
-            f"In {len(squeezed)} place{'s' * (len(squeezed) > 1)} a part has a negative share and is not drawn; its "
-            "neighbours are narrowed to fit. The numbers shown are the true ones."
+            f"Parts with a negative share are not drawn (in {squeezed} place{'s' * (squeezed > 1)}); their neighbours "
+            "are narrowed to fit. The numbers shown are exact."
         )
-    return " ".join(word for word in words if word)
+    return " ".join(words)
 
 
-def tree(record: Record) -> list[Record]:
-    """Layers in their order, each with its units by their shares in the first view, for the list beside the chart."""
-    nodes = record["nodes"]
-    shares = record["views"][0]["share"] if record["views"] else [0.0] * len(nodes)
-    kept = {key: i for i, key in enumerate(node["id"] for node in _kept(record)[0])}
-    prior = next((view["share"] for view in record["views"] if view["kind"] == "prior"), None)
+@dataclass(frozen=True)
+class TreeEntry:
+    """A layer or a unit in the list next to the chart; ``place`` is the index of its node in the chart."""
 
-    def entry(i: int) -> Record:
-        node = nodes[i]
-        return {"place": kept[node["id"]], "id": node["id"], "label": node["label"], "weights": number(node["weights"]),
-                "prior": NONE if prior is None else percent(prior[i])}  # fmt: skip
+    place: int
+    id: str
+    label: str
+    weights: str
+    prior: str  # share under the prior alone
+    units: tuple[TreeEntry, ...] = ()
 
-    units: dict[str, list[int]] = {}
+
+def tree(profile: Profile, most: int = MOST) -> list[TreeEntry]:
+    """Layers in order, each with its units sorted by share in the first view."""
+    nodes, prior = profile.nodes, _prior(profile)
+    shares = profile.views[0].share
+    place = {i: at for at, i in enumerate(drawn_nodes(profile, most))}
+
+    def entry(i: int, units: tuple[TreeEntry, ...] = ()) -> TreeEntry:
+        alone = NONE if prior is None else percent(prior[i])
+        return TreeEntry(place[i], nodes[i].id, nodes[i].label, number(nodes[i].weights), alone, units)
+
+    units: dict[str | None, list[int]] = {}
     for i, node in enumerate(nodes):
-        if node["level"] == "unit":
-            units.setdefault(node["parent"], []).append(i)
+        if node.level == "unit":
+            units.setdefault(node.parent, []).append(i)
+    ordered = {parent: sorted(mine, key=lambda i: -(shares[i] or 0.0)) for parent, mine in units.items()}
     return [
-        {**entry(i), "units": [entry(kid) for kid in sorted(units.get(node["id"], []), key=lambda k: -shares[k])]}
-        for i, node in enumerate(nodes)
-        if node["level"] == "layer"
+        entry(i, tuple(map(entry, ordered.get(node.id, ())))) for i, node in enumerate(nodes) if node.level == "layer"
     ]

@@ -1,47 +1,59 @@
-"""The record of an audit or a comparison → the text of one HTML page that needs nothing else."""
+"""The record of an audit or a comparison → one self-contained HTML page."""
 
 from __future__ import annotations
 
+import base64
 import functools
+import io
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from whence.errors import need
-from whence.report.page import comparison, icicle, maps, naming, theme, words
-from whence.report.page.charts import NAMES, ORDERS, all_charts, pruning_score
-from whence.report.page.compared import compared_charts
-from whence.report.page.pictures import data_uri
+from whence.report import formatting
+from whence.report.page import icicle, names, theme
+from whence.report.page.charts import (
+    CRITERIA,
+    audit_charts,
+    comparison_charts,
+    layers_with,
+    looks_of,
+    pairs,
+    pruning_score,
+)
+from whence.report.page.weight_maps import QUANTITIES, weight_map
+from whence.report.record.audit import AuditRecord
+from whence.report.record.common import Estimate, LeftOut, MetricName
+from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, ComparisonSection, LayersOfMethods
+from whence.report.record.sections import Novelty, Profile, View
 
-Record = dict[str, Any]
+Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-SECTIONS = {
-    "verdict": ("Verdict", "Verdict"),
-    "quality": ("Quality", "How good the uncertainties are"),
-    "comparison": ("Methods compared", "Methods compared"),
-    "deferral": ("Deferral", "When a person should take over"),
-    "profile": ("Profile", "Where the uncertainty sits"),
-    "maps": ("Weight maps", "Weight maps"),
-    "inputs": ("Inputs", "The most uncertain inputs"),
-    "novelty": ("Novelty", "Novelty, layer by layer"),
-    "pruning": ("Pruning", "Pruning"),
-    "run": ("What was done", "What was done"),
-    "glossary": ("Terms", "Terms"),
-}
-PARTS = ("verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "run", "glossary")
-COMPARED = ("title", "scores", "curves", "layers", "run")
+AUDIT_PARTS = ("verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "run", "glossary")
+COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
+GROUPS = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
+JUDGEMENTS = {"same": "no clear difference"}
+METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy")  # terms in the names of metrics
+SHARED_TERMS = (*METRIC_TERMS, "explained", "prior", "interval", "variance")  # terms of audits and comparisons
+LARGEST = 256  # largest side of a picture in pixels
 
 
-def render(record: Record) -> str:
-    """One self-contained page: scripts, styles, data and pictures are inside."""
+def render(record: AuditRecord | ComparisonRecord, most: int = icicle.MOST) -> str:
+    """One self-contained page, including scripts, styles, data and pictures.
+
+    ``most`` is the number of cells (nodes times views) above which the profile omits groups of weights.
+    """
     bundle = need("plotly.offline", "report").get_plotlyjs().replace("</script", "<\\/script")
-    shown, prefix = naming.without_common(record)
-    found = _comparison(shown) if comparison.is_comparison(shown) else _audit(shown)
+    shown, prefix = names.without_common(record)
+    found = _audit(shown, most) if isinstance(shown, AuditRecord) else _comparison(shown)
     return str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix))
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element whatever strings it holds."""
+    """JSON that is safe inside a script element, for any strings."""
     text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter, escape in ESCAPES.items():
         text = text.replace(letter, escape)
@@ -49,7 +61,7 @@ def embedded(data: Any) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """The same with null for what JSON cannot say."""
+    """Replace numbers that are not finite by None."""
     if isinstance(data, dict):
         return {key: _finite(item) for key, item in data.items()}
     if isinstance(data, list | tuple):
@@ -65,121 +77,191 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "number": words.number, "percent": words.percent, "estimate": words.estimate, "judged": words.judged,
-        "duration": words.duration, "picture": data_uri, "flat": words.flat, "term": words.term,
-        "aim": comparison.aim, "nth": comparison.nth, "rank": comparison.rank, "size": comparison.size,
-        "dotted": naming.dotted, "coded": naming.coded,
+        "number": formatting.number, "percent": formatting.percent, "estimate": formatting.estimate,
+        "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
+        "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
+        "pairs": pairs,
     }  # fmt: skip
     return made
 
 
-def _audit(record: Record) -> Record:
-    """Everything that the templates of an audit's page name."""
-    layers, drawings = _layer_names(record), _drawings(record)
-    listed = naming.most_seen(record.get("inputs"), layers)
-    found = record.get("comparison")
-    extra = comparison.context(found, nested=True)
+def _text() -> Any:
+    """Titles of the sections and explanations of terms, from a template."""
+    return _environment().get_template("text.html.j2").module
+
+
+def _audit(record: AuditRecord, most: int) -> Context:
+    """Variables of the templates of an audit's page."""
+    text = _text()
+    compared = record.comparison
+    profile = record.profile if record.profile and record.profile.nodes and record.profile.views else None
+    layers = _layer_names(record)
+    listed = names.largest_layers(record.inputs or (), layers)
+    drawings = {
+        "charts": audit_charts(record),
+        "profile": profile and icicle.icicle(profile, most),
+        "maps": [weight_map(found) for found in record.maps or ()],
+    }
     return {
-        **_common(record, drawings), **extra, **_fixed(), "what": "audit", "c": _gentle(found),
-        "parts": [f"{part}.html.j2" for part in PARTS],
-        "sections": {key: names for key, names in SECTIONS.items() if key != "comparison" or found},
-        "terms": {**words.GLOSSARY, **(extra["compared_terms"] if found else {})},
-        "tree": icicle.tree(record["profile"]) if drawings["profile"] else [],
-        "views": _views(record["profile"]) if drawings["profile"] else [], "negative": _negative(record.get("profile")),
-        "kinds": {layer["name"]: layer.get("kind") or "" for layer in record.get("layers") or []},
+        **_common(record, compared, drawings),
+        "what": "audit", "nested": True, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
+        "sections": {key: title for key, title in text.audit_sections.items() if key != "comparison" or compared},
+        "terms": {**text.terms, **(text.comparison_terms if compared else {})},
+        "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
+        "negative": _negative(profile) if profile else {},
+        "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,
         "colours": dict(zip(listed, theme.layer_colours(len(listed)), strict=True)),
-        "score": pruning_score((record.get("pruning") or {}).get("rows") or []),
-        "unlisted": len(layers) - len(listed), "deep": any(len(name) > naming.SHORT for name in layers),
-        "rows": _row_heights(record.get("novelty") or {}),
+        "score": pruning_score(record.pruning.rows if record.pruning else ()),
+        "unlisted": len(layers) - len(listed), "deep": any(len(name) > names.SHORT for name in layers),
+        "novelty_height": _novelty_height(record.novelty) if record.novelty else 0,
+        "quantities": QUANTITIES, "missing_colour": theme.MISSING,
+        "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
 
 
-def _comparison(record: Record) -> Record:
-    """Everything that the templates of a comparison's page name."""
-    extra = comparison.context(record, nested=False)
-    ends = {key: SECTIONS[key] for key in ("run", "glossary")}
+def _comparison(record: ComparisonRecord) -> Context:
+    """Variables of the templates of a comparison's page."""
+    text = _text()
+    ends = {key: text.audit_sections[key] for key in ("run", "glossary")}
     return {
-        **_common(record, {"charts": compared_charts(record), "profile": None, "maps": []}), **extra,
-        "what": "comparison", "c": _gentle(record), "terms": extra["compared_terms"],
-        "parts": [*(f"compared_{part}.html.j2" for part in COMPARED), "glossary.html.j2"],
-        "sections": {**comparison.SECTIONS, **ends},
+        **_common(record, record, {"charts": comparison_charts(record), "profile": None, "maps": []}),
+        "what": "comparison", "nested": False,
+        "terms": {**{key: text.terms[key] for key in SHARED_TERMS}, **text.comparison_terms},
+        "parts": [*(f"compared_{part}.html.j2" for part in COMPARISON_PARTS), "glossary.html.j2"],
+        "sections": {**text.comparison_sections, **ends},
     }  # fmt: skip
 
 
-def _common(record: Record, drawings: Record) -> Record:
-    """What both pages name."""
-    run = record.get("run") or {}
+def _common(
+    record: AuditRecord | ComparisonRecord, compared: ComparisonSection | ComparisonRecord | None, drawings: Context
+) -> Context:
+    """Variables of both pages; ``compared`` is the comparison, on its own page or as a section of an audit's."""
+    found: Context = {"c": compared}
+    if compared is not None:
+        found |= {
+            "compared": _text().comparison_sections, "compared_why": _reasons(compared.left_out),
+            "looks": looks_of(compared.methods), "heights": _heights(compared.layers),
+            "heat": _agreement_cells(compared.agreement), "layered": _with_layers(compared),
+        }  # fmt: skip
     return {
-        "r": _gentle(record), "run": _gentle(run), "nothing": _Gentle(), "tones": words.TONES, **drawings,
-        "why": {item["what"]: str(item["why"]).rstrip(".") for item in run.get("left_out") or []},
-        "data": embedded({**drawings, "themes": theme.templates()}),
+        **found, **drawings, "r": record, "run": record.run, "tones": _text().tones,
+        "why": _reasons(record.run.left_out), "data": embedded({**drawings, "themes": theme.templates()}),
     }  # fmt: skip
 
 
-def _drawings(record: Record) -> Record:
-    """What the page's script draws."""
-    profile = record.get("profile") or {}
-    shown = icicle.profile(profile) if profile.get("nodes") and profile.get("views") else None
-    charts = {**all_charts(record), **compared_charts(record.get("comparison") or {})}
-    return {"charts": charts, "profile": shown, "maps": maps.weight_maps(record.get("maps") or [])}
+def _reasons(left_out: Sequence[LeftOut]) -> dict[str, str]:
+    """Why a section is missing."""
+    return {item.what: item.why.rstrip(".") for item in left_out}
 
 
-def _fixed() -> Record:
-    """What is the same on every audit's page."""
-    return {
-        "names": NAMES, "orders": ORDERS,
-        "quantities": maps.QUANTITIES, "missing_colour": theme.MISSING,
-        "ramps": {"explained": _ramp(False), "difference": _ramp(True)},
-    }  # fmt: skip
+# An audit's page
 
 
-class _Gentle(dict[str, Any]):
-    """A mapping whose missing entries are None, so that templates may ask for any section."""
-
-    def __missing__(self, key: str) -> None:
-        return None
-
-
-def _gentle(data: Any) -> Any:
-    """The same with gentle mappings throughout."""
-    if isinstance(data, dict):
-        return _Gentle({key: _gentle(item) for key, item in data.items()})
-    return [_gentle(item) for item in data] if isinstance(data, list) else data
+def _layer_names(record: AuditRecord) -> list[str]:
+    """Layer names in the network's order; names that only inputs have are last."""
+    of_table = [layer.name for layer in record.layers or ()]
+    return list(dict.fromkeys([*of_table, *(share.name for item in record.inputs or () for share in item.layers)]))
 
 
-def _layer_names(record: Record) -> list[str]:
-    """In the network's order; those that only inputs name come last."""
-    named = [layer["name"] for layer in record.get("layers") or []]
-    named += [name for item in record.get("inputs") or [] for name, _ in item.get("layers") or []]
-    return list(dict.fromkeys(named))
+def _novelty_height(novelty: Novelty) -> int:
+    """Height of the chart with a box for each layer and set, in pixels."""
+    return min(2000, max(330, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
 
 
-def _row_heights(novelty: Record) -> int:
-    """Pixels that a chart with a box for each layer and set takes."""
-    return min(2000, max(330, 100 + len(novelty.get("names") or []) * (9 * len(novelty.get("sets") or []) + 9)))
-
-
-def _views(profile: Record) -> list[tuple[str, list[Record]]]:
-    """The views in groups, for the select."""
-    groups = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
-    found: dict[str, list[Record]] = {}
-    for view in profile["views"]:
-        found.setdefault(groups.get(view["kind"], "One input"), []).append(view)
-    return list(found.items())
-
-
-def _negative(profile: Record | None) -> dict[str, list[Record]]:
-    """Units with a negative share, by view, the most negative first."""
-    if not profile:
-        return {}
-    labels = {node["id"]: node for node in profile.get("nodes") or []}
-    found: dict[str, list[Record]] = {}
-    for item in sorted(profile.get("negative") or [], key=lambda item: item["share"]):
-        node = labels.get(item["id"], {"layer": "", "label": item["id"]})
-        found.setdefault(item["view"], []).append({**item, "layer": node["layer"], "label": node["label"]})
+def _view_groups(profile: Profile) -> dict[str, list[View]]:
+    """Views by their group in the menu."""
+    found: dict[str, list[View]] = {}
+    for view in profile.views:
+        found.setdefault(GROUPS.get(view.kind, "One input"), []).append(view)
     return found
 
 
-def _ramp(signed: bool) -> str:
-    """A colour scale as CSS."""
-    return f"linear-gradient(90deg,{','.join(theme.scale(signed))})"
+def _negative(profile: Profile) -> dict[str, list[tuple[Any, float]]]:
+    """Nodes with a negative share and that share, by view, the most negative first."""
+    nodes = {node.id: node for node in profile.nodes}
+    found: dict[str, list[tuple[Any, float]]] = {}
+    for item in sorted(profile.negative, key=lambda item: item.share or 0.0):
+        found.setdefault(item.view, []).append((nodes[item.id], item.share or 0.0))
+    return found
+
+
+def picture(pixels: Sequence[Any]) -> str:
+    """Grey (h × w) or colour (h × w × 3) levels from 0 to 255 as PNG data, ready for an ``img``."""
+    image = need("PIL.Image", "report")
+    levels = np.clip(np.asarray(pixels, dtype=float), 0, 255).astype(np.uint8)
+    if levels.ndim == 3 and levels.shape[2] == 1:
+        levels = levels[:, :, 0]
+    step = max(1, -(-max(levels.shape[:2]) // LARGEST))
+    store = io.BytesIO()
+    image.fromarray(np.ascontiguousarray(levels[::step, ::step])).save(store, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(store.getvalue()).decode()
+
+
+# A comparison's page
+
+
+def _heights(layers: LayersOfMethods | None) -> dict[str, int]:
+    """Heights of the charts with one row for each layer, in pixels."""
+    if layers is None:
+        return {}
+    bars = sum(row is not None for row in layers.share)
+    rows = len(layers_with(layers, layers.share))
+    return {
+        "shares": min(2600, 120 + rows * (12 * max(bars, 1) + 14)),
+        "marks": min(2000, 80 + len(layers.names) * 34),
+    }
+
+
+def _with_layers(found: Compared) -> list[int]:
+    """Indices of the methods that have any quantity by layer."""
+    if found.layers is None:
+        return []
+    kinds = (found.layers.share, found.layers.explained, found.layers.activations)
+    return [i for i in range(len(found.methods)) if any(rows[i] is not None for rows in kinds)]
+
+
+def _agreement_cells(agreement: Agreement | None) -> list[Context]:
+    """The two tables of agreement as cells: text, colour and ink."""
+    if agreement is None:
+        return []
+    tables = (("spearman", "Rank correlation of the layers’ shares", agreement.rho, 1.0),
+              ("total_variation", "Part of the variance that would have to move", agreement.total_variation, None),
+              )  # fmt: skip
+    return [
+        {"term": term, "title": title, "rows": [[_cell(value, limit) for value in row] for row in rows]}
+        for term, title, rows, limit in tables
+        if rows
+    ]
+
+
+def _cell(value: float | None, limit: float | None) -> tuple[str, str, str]:
+    colour, ink = theme.cell(theme.MISSING) if value is None else theme.cells([value], limit)[0]
+    text = formatting.percent(value, 2) if value is None or limit is None else formatting.minus(f"{value:.2f}")
+    return text, colour, ink
+
+
+def term(metric: str) -> str:
+    """The term that explains a metric, or nothing."""
+    return next((key for key in METRIC_TERMS if key in metric.split("_")), "")
+
+
+def judged(metric: MetricName, difference: Estimate | None) -> str:
+    """Describe a difference by its interval."""
+    found = metric.judge(difference) or ""
+    return JUDGEMENTS.get(found, found)
+
+
+def rank(value: Estimate | None, better: str) -> str:
+    """Sort key of a value, the best first; empty if there is none."""
+    if value is None or value.value is None:
+        return ""
+    if better in ("lower", "higher"):
+        return f"{value.value if better == 'lower' else -value.value:.9g}"
+    return f"{abs(value.value - float(better)):.9g}"
+
+
+def aim(better: str) -> str:
+    """Which values of a metric are good, in words."""
+    if better in ("lower", "higher"):
+        return f"{'↓' if better == 'lower' else '↑'} {better} is better"
+    return f"nearest {better} is best"

@@ -1,4 +1,4 @@
-"""Colours, and the two plotly templates, light and dark. Charts name no colour that a theme must change."""
+"""Colours, and the two plotly templates, light and dark. Charts use no colour that depends on the theme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 INK = {"light": "#1d2430", "dark": "#e6e9ee"}
 SOFT = {"light": "#dde1e8", "dark": "#343b47"}
 PAPER = {"light": "#ffffff", "dark": "#14171c"}
-# Okabe and Ito's colours in the order in which they stand out on each ground
+# Okabe and Ito's colours, ordered by contrast on each background
 COLOURS = {
     "light": ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1d2430"],
     "dark": ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#e6e9ee"],
@@ -56,14 +56,14 @@ def scale(signed: bool = False, steps: int = 11) -> list[str]:
 
 
 def cells(values: Iterable[float], limit: float | None = None) -> list[list[str]]:
-    """Colour and ink of each value, on a scale from 0 to 1 or from -limit to limit; beyond it that of its end."""
+    """Colour and ink of each value, on a scale from 0 to 1 or from -limit to limit; clipped beyond it."""
     made = [cell(colour) for colour in scale(limit is not None, 101)]
     parts = (value if limit is None else 0.5 + 0.5 * value / limit for value in values)
     return [made[round(100 * min(max(part, 0.0), 1.0))] for part in parts]
 
 
 def cell(colour: str) -> list[str]:
-    """A colour, and black or white, whichever is easier to read on it."""
+    """A colour, and black or white text for readability on it."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -71,9 +71,14 @@ def cell(colour: str) -> list[str]:
 
 
 def layer_colours(count: int) -> list[str]:
-    """One for each of a few layers; of many, in their order, along a map."""
+    """Distinct colours for a few layers; for many, ordered colours from a map."""
     if count <= len(LAYERS):
         return list(LAYERS[:count])
     colours = need("plotly.colors", "report")
-    places = [0.12 + 0.83 * i / (count - 1) for i in range(count)]  # its ends are too near to black and to white
+    places = [0.12 + 0.83 * i / (count - 1) for i in range(count)]  # its ends are too close to black and white
     return [str(one) for one in colours.sample_colorscale("Viridis", places)]
+
+
+def ramp(signed: bool) -> str:
+    """A colour scale as CSS."""
+    return f"linear-gradient(90deg,{','.join(scale(signed))})"

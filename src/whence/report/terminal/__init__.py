@@ -1,9 +1,9 @@
-"""A record, or what a posterior's file says, in the terminal. Draws what is there, computes nothing."""
+"""Terminal views of records. Nothing is computed here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from whence.errors import MissingExtra
 
@@ -12,41 +12,26 @@ try:
 except ImportError as missing:
     raise MissingExtra("this needs rich: pip install 'whence[cli]'") from missing
 
-from whence.report.terminal.audited import audit, verdict
-from whence.report.terminal.cells import WIDEST, bar, estimate, facts, number, percent, tenths, whole
-from whence.report.terminal.compared import comparison
-from whence.report.terminal.saved import drawn_posterior, posterior
+from whence.report.record.audit import AuditRecord
+from whence.report.record.comparison import ComparisonRecord
+from whence.report.terminal.audit import audit_view, verdict_view
+from whence.report.terminal.comparison import comparison_view
+from whence.report.terminal.tables import WIDEST
 
-__all__ = [
-    "audit",
-    "bar",
-    "comparison",
-    "drawn_posterior",
-    "estimate",
-    "facts",
-    "number",
-    "percent",
-    "place",
-    "posterior",
-    "show_record",
-    "tenths",
-    "verdict",
-    "view_of",
-    "whole",
-]
+__all__ = ["audit_view", "comparison_view", "place", "show_record", "verdict_view"]
+T = TypeVar("T")
 
 
-def show_record(record: Mapping[str, Any], console: Console | None = None) -> None:
+def show_record(record: AuditRecord | ComparisonRecord, console: Console | None = None) -> None:
     """Print the record of an audit or of a comparison."""
-    place(console or Console(highlight=False), view_of(record), record)
+    console = console or Console(highlight=False)
+    if isinstance(record, AuditRecord):
+        place(console, audit_view, record)
+    else:
+        place(console, comparison_view, record)
 
 
-def view_of(record: Mapping[str, Any]) -> Callable[[Any, int], RenderableType]:
-    """How a record is shown, by its schema."""
-    return comparison if str(record.get("schema") or "").startswith("whence.comparison/") else audit
-
-
-def place(console: Console, view: Callable[[Any, int], RenderableType], about: Any) -> None:
-    """Print a view at the console's width, but no wider than can be read."""
+def place(console: Console, view: Callable[[T, int], RenderableType], about: T) -> None:
+    """Print a view at the console's width, up to a readable width."""
     width = min(console.width, WIDEST)
     console.print(view(about, width), width=width)

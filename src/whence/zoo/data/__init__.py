@@ -1,9 +1,7 @@
-"""Data sets by name: found, checked, split and given out in batches."""
+"""Data sets by name: finding, checking, splitting and batching."""
 
-from whence.zoo.data import augment
+from whence.zoo.data.catalogue import describe
 from whence.zoo.data.description import DataSet, Description
-from whence.zoo.data.examples import Augmented, Examples
-from whence.zoo.data.known import datasets, describe
-from whence.zoo.data.load import folds, load
+from whence.zoo.data.load import datasets, folds, load
 
-__all__ = ["Augmented", "DataSet", "Description", "Examples", "augment", "datasets", "describe", "folds", "load"]
+__all__ = ["DataSet", "Description", "datasets", "describe", "folds", "load"]

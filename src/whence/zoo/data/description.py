@@ -1,4 +1,4 @@
-"""What a data set is, which files it is made of, and the set itself."""
+"""Descriptions of data sets and their files, and loaded data sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whence.zoo.data.examples import Examples
+from whence.training.examples import Examples, Splits
 
 PARTS = ("train", "validation", "test")
 
@@ -26,7 +26,7 @@ class File:
 
 @dataclass(frozen=True)
 class Description:
-    """A data set: what it holds, under which licence, and how it is had."""
+    """A data set: its contents, its licence, and how to get it."""
 
     name: str
     title: str
@@ -36,26 +36,26 @@ class Description:
     train: int  # examples to train on, validation included
     test: int
     licence: str
-    get: str  # how to get it by hand, after "get"
+    get: str  # how to get it manually, after "get"
     classes: tuple[str, ...] = ()
     note: str = ""
     aliases: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()  # where its files lie, below a data folder
-    also: tuple[str, ...] = ()  # folders that hold it in another layout
+    folders: tuple[str, ...] = ()  # folders of its files, below a data folder
+    also: tuple[str, ...] = ()  # folders with another layout
     train_files: tuple[File, ...] = ()
     test_files: tuple[File, ...] = ()
-    archive: File | None = None  # holds all of the files
-    data_sha256: str | None = None  # of the arrays, where the files may differ
-    validation: int | float = 0  # examples, or a fraction of those to train on
+    archive: File | None = None  # contains all of the files
+    data_sha256: str | None = None  # of the arrays, if the files may differ
+    validation: int | float = 0  # number of examples, or a fraction of the training examples
     mean: tuple[float, ...] | None = None  # by channel, of the training images in [0, 1]
     std: tuple[float, ...] | None = None
     scale: float = 255.0  # the largest value of a pixel
     splits: tuple[int, int] = (1, 0)  # standard and gap splits
-    train_optional: bool = False  # whether the test files alone will do
+    train_optional: bool = False  # whether the test files suffice
 
     @property
     def files(self) -> tuple[File, ...]:
-        """Files of both parts."""
+        """The files of both parts."""
         return self.train_files + self.test_files
 
     def __str__(self) -> str:
@@ -70,8 +70,8 @@ class Description:
 
 
 @dataclass(frozen=True, eq=False)
-class DataSet:
-    """The parts of a data set; a part that the set does not have is None."""
+class DataSet(Splits):
+    """The parts of a data set; missing parts are None."""
 
     description: Description
     train: Examples | None
@@ -101,14 +101,14 @@ class DataSet:
         return self.description.shape
 
     def parts(self) -> Iterator[tuple[str, Examples]]:
-        """The parts that are there, by name."""
+        """The existing parts, by name."""
         for name in PARTS:
             part = getattr(self, name)
             if part is not None:
                 yield name, part
 
     def to(self, device: torch.device | str) -> DataSet:
-        """The same on another device."""
+        """A copy on another device."""
         moved: dict[str, Any] = {name: part.to(device) for name, part in self.parts()}
         return replace(self, **moved)
 
@@ -117,7 +117,7 @@ class DataSet:
         sizes = [f"{name} {found[name].size:,}" if name in found else f"no {name}" for name in PARTS]
         lines = [str(self.description), f"  here: {', '.join(sizes)}"]
         if self.train is None and self.description.train:
-            lines.append("  the training files were not found; the test part serves for out-of-distribution checks")
+            lines.append("  the training files were not found; the test part can serve as out-of-distribution data")
         if self.target_std is not None and (self.target_mean, self.target_std) != (0.0, 1.0):
             lines.append(f"  targets are standardised: mean {self.target_mean:.4g}, deviation {self.target_std:.4g}")
         return "\n".join(lines)

@@ -1,40 +1,26 @@
-"""Loading a data set by its name."""
+"""``whence.zoo.load``: a data set by its name; ``folds`` and ``datasets``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whence.errors import BadFile, BadOption
-from whence.zoo.data import images, readers, splits, tabular, toys
+from whence.errors import BadFile, BadOption, need
+from whence.training.examples import Examples
+from whence.zoo.data import sources, splits, toys
+from whence.zoo.data.catalogue import KNOWN, SMALLER, describe
 from whence.zoo.data.description import PARTS, DataSet, Description
-from whence.zoo.data.download import obtain
-from whence.zoo.data.examples import Examples
-from whence.zoo.data.files import Store
-from whence.zoo.data.known import SMALLER, describe
-from whence.zoo.data.splits import Rows
-from whence.zoo.data.tabular import Table
+from whence.zoo.data.files import Store, obtain, obtainable
+from whence.zoo.data.sources import Arrays, SplitRequest
 
-
-@dataclass(frozen=True)
-class _Options:
-    seed: int
-    validation: int | float
-    device: torch.device
-    dtype: torch.dtype
-    normalise: bool
-    root: str | Path | None
-    download: bool
-    progress: bool
-    split: int
-    gap: bool
-    noise: float | None
+PUBLISHED_PARTS = ("idx", "cifar", "svhn")  # kinds with separate files for training and test
+TABLES = ("sklearn", "uci-classification", "uci-regression")
 
 
 def load(
@@ -56,179 +42,174 @@ def load(
     """A data set by name: ``data.train``, ``data.validation`` and ``data.test``.
 
     ``validation`` is a number of examples, or a fraction of the training part, drawn by ``seed``; the test part is the
-    official one where there is one. ``split`` and ``gap`` choose among the published splits of UCI regression sets.
-    Files are looked for in ``root``, ``$WHENCE_DATA`` and the cache; missing ones are downloaded if ``download``.
-    With ``test_only`` the files of the training part are neither read nor needed: for inputs from elsewhere.
+    official one if there is one. ``split`` and ``gap`` choose among the published splits of UCI regression sets.
+    Files are searched in ``root``, ``$WHENCE_DATA`` and the cache; missing ones are downloaded if ``download``.
+    With ``test_only`` the files of the training part are neither read nor needed: for out-of-distribution inputs.
     """
     about = describe(name)
-    _refuse(about, split, gap, noise)
-    about = _test_only(about) if test_only else about
-    wanted = about.validation if validation is None else validation
-    place = torch.device(device)
-    options = _Options(seed, wanted, place, dtype, normalise, root, download, progress, split, gap, noise)
-    if about.kind == "toy":
-        return _toy(about, options)
-    if about.kind == "sklearn":
-        table = tabular.embedded(about)
-        return _from_table(about, table, splits.seeded(len(table.y), about.test, wanted, seed), options)
-    store = _obtain(about, options)
-    if about.kind == "uci-regression":
-        table = tabular.read(store)
-        train, test = tabular.standard_split(store, table, split, gap)
-        return _from_table(about, table, Rows(*splits.split_off(train, wanted, seed), test), options)
-    if about.kind == "uci-classification":
-        table = tabular.read(store)
-        return _from_table(about, table, splits.seeded(len(table.y), about.test, wanted, seed), options)
-    return _from_images(about, store, options)
-
-
-def folds(name: str, k: int = 10, *, seed: int = 0, **options: Any) -> Iterator[DataSet]:
-    """The ``k`` train and test parts of cross-validation, stratified by class; other options as of :func:`load`."""
-    about = describe(name)
-    if about.kind not in ("sklearn", "uci-classification", "uci-regression"):
-        raise BadOption(f"{about.name} has parts of its own or is drawn by the seed; folds are for tables.")
-    defaults: dict[str, Any] = {
-        "device": "cpu", "dtype": torch.float32, "normalise": True, "root": None, "download": True, "progress": True,
-    }  # fmt: skip
-    if unknown := sorted(set(options) - set(defaults)):
-        raise BadOption(f"folds does not take {unknown[0]}={options[unknown[0]]!r}; it takes {', '.join(defaults)}.")
-    values = {**defaults, **options, "device": torch.device(options.get("device", "cpu"))}
-    opts = _Options(seed=seed, validation=0, split=0, gap=False, noise=None, **values)
-    table = tabular.embedded(about) if about.kind == "sklearn" else tabular.read(_obtain(about, opts))
-    fold = splits.stratified(table.y if about.classes else np.zeros(len(table.y)), k, seed)
-    nothing = np.empty(0, np.int64)
-    parts = [Rows(np.flatnonzero(fold != i), nothing, np.flatnonzero(fold == i)) for i in range(k)]
-    return (_from_table(about, table, rows, opts) for rows in parts)
-
-
-def _refuse(about: Description, split: int, gap: bool, noise: float | None) -> None:
-    """Options that the set does not have."""
     if (split or gap) and about.kind != "uci-regression":
-        raise BadOption(f"{about.name} has no published splits; leave out split and gap, and choose a seed.")
+        raise BadOption(f"{about.name} has no published splits; omit split and gap, and choose a seed.")
     if noise is not None and about.name not in toys.NOISE:
-        raise BadOption(f"{about.name} takes no noise; only {' and '.join(sorted(toys.NOISE))} do.")
+        raise BadOption(f"{about.name} has no noise option; only {' and '.join(sorted(toys.NOISE))} do.")
+    if test_only:
+        if about.kind not in PUBLISHED_PARTS:
+            raise BadOption(f"{about.name} has no separate test files; omit test_only.")
+        about = replace(about, train=0, train_files=(), train_optional=True)
+    request = SplitRequest(seed, about.validation if validation is None else validation, split, gap, noise)
+    arrays = sources.read(_obtain(about, root, download, progress), request)
+    return _assembled(about, arrays, torch.device(device), dtype, normalise)
 
 
-def _test_only(about: Description) -> Description:
-    if about.kind not in ("idx", "cifar", "svhn"):
-        raise BadOption(f"{about.name} has no test files of its own; leave out test_only.")
-    return replace(about, train=0, train_files=(), train_optional=True)
+def folds(
+    name: str,
+    k: int = 10,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    normalise: bool = True,
+    root: str | Path | None = None,
+    download: bool = True,
+    progress: bool = True,
+) -> Iterator[DataSet]:
+    """The ``k`` train and test parts of cross-validation, stratified by class; other options as for :func:`load`."""
+    about = describe(name)
+    if about.kind not in TABLES:
+        raise BadOption(f"{about.name} has published parts or is drawn by the seed; folds apply only to tables.")
+    x, y, paths = sources.table(_obtain(about, root, download, progress))
+    fold = splits.stratified(y if about.classes else np.zeros(len(y)), k, seed)
+    nothing = np.empty(0, np.int64)
+    parts = [splits.Rows(np.flatnonzero(fold != i), nothing, np.flatnonzero(fold == i)) for i in range(k)]
+    place = torch.device(device)
+    return (_assembled(about, sources.by_rows((x, y), rows, paths), place, dtype, normalise) for rows in parts)
 
 
-def _obtain(about: Description, options: _Options) -> Store:
+def _obtain(about: Description, root: str | Path | None, download: bool, progress: bool) -> Store:
     try:
-        return obtain(about, options.root, options.download, options.progress)
+        return obtain(about, root, download, progress)
     except BadFile as error:
         smaller = SMALLER.get(about.name)
-        if smaller is None or Store.of(describe(smaller), options.root).where() is None:
+        if smaller is None or Store.of(describe(smaller), root).where() is None:
             raise
-        raise BadFile(f"{error} {smaller!r} is there.") from error
+        raise BadFile(f"{error} {smaller!r} is available.") from error
 
 
 def _assembled(
-    about: Description,
-    parts: dict[str, Examples | None],
-    where: tuple[Path, ...],
-    target_mean: float | None = None,
-    target_std: float | None = None,
+    about: Description, arrays: Arrays, device: torch.device, dtype: torch.dtype, normalise: bool
 ) -> DataSet:
-    return DataSet(about, parts["train"], parts["validation"], parts["test"], target_mean, target_std, where)
-
-
-def _from_images(about: Description, store: Store, options: _Options) -> DataSet:
-    train, test = images.read(store)
+    """Examples of every part, normalised by the training part; toys are not, to keep their units."""
+    given = {name: pair for name, pair in arrays.parts.items() if len(pair[1])}
+    mean, std = None, None
+    if normalise and len(about.shape) == 3:
+        mean, std = _channel_statistics(about, given)
+        mean, std = mean.to(device, dtype), std.to(device, dtype)
+    elif normalise and about.kind in TABLES:
+        mean, std = (torch.from_numpy(values).to(device) for values in _standardisation(given["train"][0]))
+    shift, spread = (None, None) if about.classes else (0.0, 1.0)
+    if normalise and about.kind in TABLES and not about.classes:
+        shift, spread = (float(values[0]) for values in _standardisation(given["train"][1][:, None]))
     parts: dict[str, Examples | None] = dict.fromkeys(PARTS)
-    paths = tuple(path for part in (train, test) if part is not None for path in part.paths)
-    if test is not None:
-        parts["test"] = _pictures(test.images, test.labels, about, options)
-    if train is not None:
-        rows, held = splits.split_off(np.arange(len(train.labels)), options.validation, options.seed)
-        parts["train"] = _pictures(train.images[rows], train.labels[rows], about, options)
-        if len(held):
-            parts["validation"] = _pictures(train.images[held], train.labels[held], about, options)
-    if options.normalise:
-        known = [part for part in (parts["train"], parts["validation"]) if part is not None]
-        parts = _normalised(parts, about, known or [part for part in parts.values() if part is not None])
-    return _assembled(about, parts, tuple(dict.fromkeys(paths)))
-
-
-def _pictures(pixels: np.ndarray, labels: np.ndarray, about: Description, options: _Options) -> Examples:
-    raw = torch.from_numpy(np.array(pixels, order="C")).to(options.device)
-    targets = torch.from_numpy(labels.copy()).to(options.device)
-    return Examples(raw, targets, scale=about.scale, dtype=options.dtype)
-
-
-def _normalised(
-    parts: dict[str, Examples | None], about: Description, known: list[Examples]
-) -> dict[str, Examples | None]:
-    """With the published mean and deviation by channel, or else those of the ``known`` images."""
-    if about.mean is not None and about.std is not None:
-        mean = torch.tensor(about.mean, dtype=torch.float64).view(-1, 1, 1)
-        std = torch.tensor(about.std, dtype=torch.float64).view(-1, 1, 1)
-    else:
-        mean, std = images.statistics(torch.cat([part.raw for part in known]), about.scale)
-    place, dtype = known[0].device, known[0].dtype
-    mean, std = mean.to(place, dtype), std.to(place, dtype)
-    return {name: None if part is None else replace(part, mean=mean, std=std) for name, part in parts.items()}
-
-
-def _from_table(about: Description, table: Table, rows: Rows, options: _Options) -> DataSet:
-    where = () if table.path is None else (table.path,)
-    chosen = dict(zip(PARTS, (rows.train, rows.validation, rows.test), strict=True))
-    if len(about.shape) == 3:
-        pictures: dict[str, Examples | None] = {
-            name: _pictures(table.x[which], table.y[which], about, options) if len(which) else None
-            for name, which in chosen.items()
-        }
-        train = [part for name, part in pictures.items() if name == "train" and part is not None]
-        pictures = _normalised(pictures, about, train) if options.normalise else pictures
-        return _assembled(about, pictures, where)
-    centre: Tensor | None = None
-    scale: Tensor | None = None
-    shift, spread = (0.0, 1.0) if about.task == "regression" else (None, None)
-    if options.normalise:
-        mean, std = tabular.standardisation(table.x[rows.train])
-        centre, scale = torch.from_numpy(mean).to(options.device), torch.from_numpy(std).to(options.device)
-        if about.task == "regression":
-            target = tabular.standardisation(table.y[rows.train, None])
-            shift, spread = float(target[0][0]), float(target[1][0])
-
-    def part(which: np.ndarray) -> Examples | None:
-        if not len(which):
-            return None
-        y = torch.from_numpy(table.y[which])
+    for name, (x, y) in given.items():
+        inputs, targets = torch.from_numpy(np.array(x, order="C")), torch.from_numpy(y.copy())
         if shift is not None and spread is not None:
-            y = ((y - shift) / spread).to(options.dtype).unsqueeze(1)
-        x = torch.from_numpy(table.x[which])
-        return Examples(x.to(options.device), y.to(options.device), centre, scale, dtype=options.dtype)
+            targets = ((targets - shift) / spread).to(dtype).reshape(-1, 1)
+        examples = Examples(inputs.to(device), targets.to(device), mean, std, dtype=dtype)
+        parts[name] = replace(examples, scale=about.scale) if len(about.shape) == 3 else examples
+    paths = tuple(dict.fromkeys(arrays.paths))
+    return DataSet(about, parts["train"], parts["validation"], parts["test"], shift, spread, paths)
 
-    parts = {name: part(which) for name, which in chosen.items()}
-    return _assembled(about, parts, where, shift, spread)
+
+def _channel_statistics(about: Description, parts: dict[str, sources.Pair]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation by channel of images in [0, 1], each (C, 1, 1): published, or of the training part.
+
+    Includes validation images of a published training part; without a training part, all images.
+    """
+    if about.mean is not None and about.std is not None:
+        published = torch.tensor([about.mean, about.std], dtype=torch.float64).view(2, -1, 1, 1)
+        return published[0], published[1]
+    counted = ("train",) if about.kind in TABLES else ("train", "validation")
+    images = [parts[name][0] for name in counted if name in parts] or [pair[0] for pair in parts.values()]
+    total = torch.zeros(2, images[0].shape[1], dtype=torch.float64)
+    for chunk in torch.from_numpy(np.concatenate(images)).split(4096):
+        values = chunk.double() / about.scale
+        total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
+    mean, square = total / (sum(array.size for array in images) / images[0].shape[1])
+    std = (square - mean.square()).clamp(min=0).sqrt()
+    return mean.view(-1, 1, 1), torch.where(std > 0, std, 1.0).view(-1, 1, 1)
 
 
-def _toy(about: Description, options: _Options) -> DataSet:
-    """Toys are not standardised: their units are the point."""
-    where: tuple[Path, ...] = ()
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    if about.name == "snelson":
-        (content,) = _obtain(about, options).read(about.test_files)
-        values = torch.from_numpy(readers.csv(content.data, content.path))
-        rows, held = splits.split_off(np.arange(len(values)), options.validation, options.seed)
-        where = (content.path,)
-        for name, which in (("train", rows), ("validation", held)):
-            pairs[name] = (values[which, :1], values[which, 1:2])
-    else:
-        draw = toys.cubic if about.name == "cubic" else toys.two_moons
-        noise = toys.noise_of(about.name, options.noise)
-        sizes = (about.train, splits.count(options.validation, about.train, drawn=True), about.test)
-        for part, (name, size) in enumerate(zip(PARTS, sizes, strict=True)):
-            pairs[name] = draw(size, options.seed, part, noise)
-        if about.name == "cubic":
-            pairs["test"] = toys.cubic_grid(about.test)
-    parts: dict[str, Examples | None] = dict.fromkeys(PARTS)
-    for name, (x, y) in pairs.items():
-        y = y.to(options.dtype) if about.task == "regression" else y
-        if len(y):
-            parts[name] = Examples(x.to(options.device), y.to(options.device), dtype=options.dtype)
-    shift, spread = (0.0, 1.0) if about.task == "regression" else (None, None)
-    return _assembled(about, parts, where, shift, spread)
+def _standardisation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column; the deviation of a constant column is 1."""
+    constant = values.max(0) == values.min(0)
+    return np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, values.std(0))
+
+
+# Known sets
+
+
+@dataclass(frozen=True)
+class KnownSets(Sequence[Description]):
+    """Known data sets, and where each was found; prints as a table."""
+
+    rows: tuple[Description, ...]
+    found: tuple[str, ...]  # a path, or how to get the set
+
+    @overload
+    def __getitem__(self, index: int) -> Description: ...
+    @overload
+    def __getitem__(self, index: slice) -> KnownSets: ...
+    def __getitem__(self, index: int | slice) -> Description | KnownSets:
+        return KnownSets(self.rows[index], self.found[index]) if isinstance(index, slice) else self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _cells(self) -> list[dict[str, Any]]:
+        names = ("name", "task", "shape", "train", "test", "licence")
+        cells = []
+        for about, found in zip(self.rows, self.found, strict=True):
+            values = {name: getattr(about, name) for name in names}
+            cells.append({**values, "classes": len(about.classes) or None, "here": found})
+        return [{column: row[column] for column in COLUMNS} for row in cells]
+
+    def to_pandas(self) -> Any:
+        """The table as a ``pandas.DataFrame``."""
+        return need("pandas", "pandas").DataFrame(self._cells())
+
+    def __repr__(self) -> str:
+        table = [list(COLUMNS), *([_text(value) for value in row.values()] for row in self._cells())]
+        widths = [min(32, max(len(line[i]) for line in table)) for i in range(len(COLUMNS))]
+        lines = []
+        for *cells, last in table:
+            short = [c if len(c) <= w else c[: w - 1] + "…" for c, w in zip(cells, widths, strict=False)]
+            fitted = [
+                c.rjust(w) if column in ("classes", "train", "test") else c.ljust(w)
+                for c, w, column in zip(short, widths, COLUMNS, strict=False)
+            ]
+            lines.append("  ".join([*fitted, last]).rstrip())
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        return "\n".join(lines)
+
+
+COLUMNS = ("name", "task", "classes", "shape", "train", "test", "licence", "here")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def datasets(root: str | Path | None = None) -> KnownSets:
+    """All known data sets, and where each was found."""
+    rows = tuple(KNOWN.values())
+    return KnownSets(rows, tuple(_found(about, root) for about in rows))
+
+
+def _found(about: Description, root: str | Path | None) -> str:
+    if about.kind == "sklearn":
+        return "with scikit-learn"
+    if not about.files:
+        return "drawn"
+    place = Store.of(about, root).where()
+    return str(place) if place is not None else "no; can be downloaded" if obtainable(about) else "no"

@@ -1,4 +1,4 @@
-"""Readers of file formats. Each refuses what it cannot read with one line that names the file."""
+"""Readers of file formats. Errors are one line that names the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDX_UINT8 = 0x08
 def idx(content: bytes, path: Path, dims: int) -> np.ndarray:
     """Unsigned bytes in the idx format, with ``dims`` dimensions."""
     if len(content) < 4 + 4 * dims:
-        raise BadFile(f"{path} is truncated: {len(content)} bytes are less than its header. {AGAIN}")
+        raise BadFile(f"{path} is truncated: {len(content)} bytes are fewer than its header has. {AGAIN}")
     if content[:2] != b"\0\0" or content[2] != _IDX_UINT8 or content[3] != dims:
         want = bytes([0, 0, _IDX_UINT8, dims]).hex()
         raise BadFile(
@@ -36,21 +36,21 @@ def idx(content: bytes, path: Path, dims: int) -> np.ndarray:
     expected = math.prod(shape)
     if len(content) - offset != expected:
         sizes = " x ".join(map(str, shape))
-        raise BadFile(f"{path} holds {len(content) - offset} values, but its header says {sizes} = {expected}. {AGAIN}")
+        raise BadFile(f"{path} has {len(content) - offset} values, but its header says {sizes} = {expected}. {AGAIN}")
     return np.frombuffer(content, np.uint8, offset=offset).reshape(shape)
 
 
 def cifar(content: bytes, path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and labels of a CIFAR binary file; of several labels the last one, the finest."""
+    """Images (N, 3, 32, 32) and labels of a CIFAR binary file; the last (finest) of several labels."""
     record = label_bytes + 3072
     if not content or len(content) % record:
-        raise BadFile(f"{path} is {len(content)} bytes long, which is no multiple of records of {record}. {AGAIN}")
+        raise BadFile(f"{path} is {len(content)} bytes long, not a multiple of its {record}-byte records. {AGAIN}")
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].astype(np.int64)
 
 
 def svhn(content: bytes, path: Path, scipy_io: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and labels of a cropped-digits .mat file; the digit 0 is 10 in it."""
+    """Images (N, 3, 32, 32) and labels of a cropped-digits .mat file; in which the digit 0 is labelled 10."""
     try:
         values = scipy_io.loadmat(io.BytesIO(content), variable_names=["X", "y"])
     except (*BROKEN, ValueError, TypeError) as error:
@@ -83,7 +83,7 @@ def csv(content: bytes, path: Path) -> np.ndarray:
 
 
 def text(path: Path) -> np.ndarray:
-    """Numbers separated by blanks, as floats; at least one dimension."""
+    """Numbers separated by spaces, as floats; at least one dimension."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -97,12 +97,12 @@ def _numbers(content: bytes, path: Path, **options: Any) -> np.ndarray:
     except ValueError as error:
         raise BadFile(f"{path} is not a table of numbers ({first_line(error)}). {AGAIN}") from error
     if values.size == 0 or not np.isfinite(values).all():
-        raise BadFile(f"{path} is empty or holds values that are not finite. {AGAIN}")
+        raise BadFile(f"{path} is empty or contains values that are not finite. {AGAIN}")
     return values
 
 
 def digest_of(*arrays: np.ndarray) -> str:
-    """sha256 of arrays, one after the other: floats and whole numbers as 8 little-endian bytes, bytes as they are."""
+    """sha256 of arrays, in order: floats and whole numbers as 8 little-endian bytes, bytes unchanged."""
     digest = hashlib.sha256()
     for array in arrays:
         kind = {"f": "<f8", "i": "<i8", "u": "<i8"}[array.dtype.kind] if array.dtype != np.uint8 else "u1"
@@ -111,19 +111,19 @@ def digest_of(*arrays: np.ndarray) -> str:
 
 
 def check_digest(found: str, expected: str | None, path: Path, kind: str = "sha256") -> None:
-    """Refuse content whose checksum is another one than is known."""
+    """Refuse content whose checksum differs from the known one."""
     if expected is not None and found != expected:
         raise BadFile(f"{path} is not the published file: its {kind} is {found}, not {expected}. {AGAIN}")
 
 
 def check_labels(images: np.ndarray, labels: np.ndarray, classes: int, path: Path) -> None:
-    """Refuse labels that are not one for each image, or out of range."""
+    """Check that there is one label per image, in range."""
     if len(images) != len(labels):
-        raise BadFile(f"{path} holds {len(labels)} labels for {len(images)} images. {AGAIN}")
+        raise BadFile(f"{path} has {len(labels)} labels for {len(images)} images. {AGAIN}")
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
-        raise BadFile(f"{path}: labels run from {labels.min()} to {labels.max()}, not 0 to {classes - 1}. {AGAIN}")
+        raise BadFile(f"{path}: labels are from {labels.min()} to {labels.max()}, not 0 to {classes - 1}. {AGAIN}")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

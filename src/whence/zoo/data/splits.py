@@ -1,4 +1,4 @@
-"""Which rows are trained on, validated on and tested on: by the seed alone, the same on every machine."""
+"""Training, validation and test rows, determined by the seed alone and the same on every machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whence.engine.randomness import example_uniform
 from whence.errors import BadOption
-from whence.randomness import example_uniform
 
-TEST, VALIDATION, FOLDS, TOYS = range(4)  # what random numbers are for; toys have one for each of their parts
+TEST, VALIDATION, FOLDS, TOYS = range(4)  # purposes of random numbers; toys have one for each part
 
 
 def permutation(size: int, seed: int, purpose: int) -> np.ndarray:
-    """A permutation that no release of NumPy or torch changes."""
+    """A permutation that does not depend on the version of NumPy or torch."""
     return np.argsort(uniform(size, 1, seed, purpose)[:, 0].numpy(), kind="stable")
 
 
 def uniform(size: int, columns: int, seed: int, purpose: int) -> Tensor:
-    """Uniform numbers in (0, 1), (size, columns), of their own for each seed and purpose."""
+    """Uniform numbers in (0, 1), (size, columns), different for each seed and purpose."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise BadOption(f"seed={seed!r}: must be a whole number.")
     return example_uniform(int(seed), purpose, torch.arange(size), (size, columns))
@@ -28,7 +28,7 @@ def uniform(size: int, columns: int, seed: int, purpose: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the parts."""
+    """The rows of each part."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -36,10 +36,10 @@ class Rows:
 
 
 def count(validation: int | float, size: int, *, drawn: bool = False) -> int:
-    """Number of examples that a count or a fraction of ``size`` stands for; without bound where more can be drawn."""
+    """Number of examples for a count or a fraction of ``size``; unbounded if more can be drawn."""
     whole = isinstance(validation, (int, np.integer)) and not isinstance(validation, bool)
     if not whole and not (isinstance(validation, float) and 0 <= validation < 1):
-        raise BadOption(f"validation={validation!r}: give a number of examples, or a fraction below 1.")
+        raise BadOption(f"validation={validation!r}: pass a number of examples, or a fraction below 1.")
     number = int(validation) if whole else round(validation * size)
     if number < 0 or (number >= size and not drawn):
         raise BadOption(
@@ -49,14 +49,14 @@ def count(validation: int | float, size: int, *, drawn: bool = False) -> int:
 
 
 def split_off(rows: np.ndarray, validation: int | float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on, and those drawn for validation; both in their order."""
+    """Training rows, and rows drawn for validation; both in order."""
     number = count(validation, len(rows))
     order = permutation(len(rows), seed, VALIDATION)
     return rows[np.sort(order[number:])], rows[np.sort(order[:number])]
 
 
 def seeded(size: int, test: int, validation: int | float, seed: int) -> Rows:
-    """Rows of a set without parts of its own: ``test`` of them are drawn, then those for validation."""
+    """Rows of a set without published parts: ``test`` of them are drawn, then those for validation."""
     order = permutation(size, seed, TEST)
     train, valid = split_off(np.sort(order[test:]), validation, seed)
     return Rows(train, valid, np.sort(order[:test]))
@@ -65,8 +65,8 @@ def seeded(size: int, test: int, validation: int | float, seed: int) -> Rows:
 def gap(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows outside and inside the middle third along a column (Foong et al. 2019).
 
-    These are the published gap splits wherever no two values on the border are equal. Among equal values the published
-    choice is arbitrary, and that of wine holds one row less.
+    These are the published gap splits, unless values on the border are equal. Among equal values the published
+    choice is arbitrary, and wine's has one row less.
     """
     order = np.argsort(column, kind="stable")
     size = len(order)
@@ -75,7 +75,7 @@ def gap(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stratified(labels: np.ndarray, k: int, seed: int) -> np.ndarray:
-    """The fold of each example: every class is dealt out evenly, and the folds differ by one example at most."""
+    """The fold of each example: classes are distributed evenly, and folds differ by at most one example."""
     if not 2 <= k <= len(labels):
         raise BadOption(f"k={k}: must be from 2 to the number of examples, {len(labels):,}.")
     order = permutation(len(labels), seed, FOLDS)

@@ -1,4 +1,4 @@
-"""The networks that the papers and the demo use: plain ``nn.Module``s, by name or by function."""
+"""The networks of the papers and the demo: ``nn.Module``s, by name or by function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 from torch import nn
 
 from whence.errors import one_of
-from whence.zoo.networks.convolution import alexnet, lenet5, vgg
-from whence.zoo.networks.dense import mlp, perceptron
-from whence.zoo.networks.shapes import Shape
+from whence.zoo.networks.sequential import Shape, alexnet, lenet5, mlp, perceptron, vgg
 from whence.zoo.networks.transformer import Transformer, transformer
 from whence.zoo.networks.wide_resnet import WideResNet, wide_resnet
 
@@ -26,24 +24,13 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 __all__ = [
-    "NETWORKS",
-    "Shape",
-    "Transformer",
-    "WideResNet",
-    "alexnet",
-    "lenet5",
-    "mlp",
-    "network",
-    "options_of",
-    "perceptron",
-    "transformer",
-    "vgg",
-    "wide_resnet",
-]
+    "NETWORKS", "Shape", "Transformer", "WideResNet", "alexnet", "lenet5", "mlp", "network", "options_of", "perceptron",
+    "transformer", "vgg", "wide_resnet",
+]  # fmt: skip
 
 
 def network(name: str, shape: Shape, outputs: int, **options: Any) -> nn.Module:
-    """The network ``name`` for inputs of ``shape`` and so many outputs; ``options`` are those of its function."""
+    """The network ``name`` for inputs of ``shape`` and ``outputs`` outputs; ``options`` are those of its function."""
     build = NETWORKS[one_of(name, NETWORKS, "network")]
     for option in options:
         one_of(option, options_of(name), f"option of {name}")
@@ -51,5 +38,5 @@ def network(name: str, shape: Shape, outputs: int, **options: Any) -> nn.Module:
 
 
 def options_of(name: str) -> list[str]:
-    """What the network of this name can be told beside shape and outputs."""
+    """The options of this network besides shape and outputs."""
     return [option for option in inspect.signature(NETWORKS[name]).parameters if option not in ("shape", "outputs")]

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import BadData, BadOption
-from whence.zoo.networks.shapes import Shape, as_tuple, check_dropout, image_shape, scaled
+from whence.zoo.networks.sequential import Shape, as_tuple, check_dropout, image_shape, scaled
 
 
 class Transformer(nn.Module):
     """Embedding plus learned positions, pre-norm encoder layers, mean over positions, a linear head.
 
-    Tokens: ``padding`` is the index of the padding token, which neither attends nor counts in the mean.
+    Tokens: ``padding`` is the index of the padding token, which is masked in attention and in the mean.
     """
 
     def __init__(self, embed: nn.Module, positions: int, units: int, heads: int, depth: int, dropout: float,
@@ -58,19 +58,19 @@ def transformer(
     vocabulary: int | None = None,
     padding: int | None = None,
 ) -> Transformer:
-    """For images cut into ``patch`` × ``patch`` pieces; with ``vocabulary`` for ``shape`` tokens."""
+    """A transformer for images split into ``patch`` × ``patch`` patches; with ``vocabulary``, for ``shape`` tokens."""
     units = scaled(units, width)
     if heads < 1 or depth < 1:
-        raise BadOption(f"heads={heads} and depth={depth}: 1 or more of each is expected.")
+        raise BadOption(f"heads={heads} and depth={depth}: both must be 1 or more.")
     if units % heads:
-        raise BadOption(f"{units} units cannot be shared by {heads} heads; take a multiple of {heads}.")
+        raise BadOption(f"{units} units cannot be divided between {heads} heads; use a multiple of {heads}.")
     check_dropout(dropout)
     if vocabulary is not None:
         length = as_tuple(shape)[0]
         embed: nn.Module = nn.Embedding(vocabulary, units)
         return Transformer(embed, length, units, heads, depth, dropout, outputs, padding)
     if padding is not None:
-        raise BadOption("padding is for tokens; pass vocabulary= too.")
+        raise BadOption("padding applies only to tokens; pass vocabulary= too.")
     channels, height, breadth = image_shape(shape, "transformer", patch)
     if height % patch or breadth % patch:
         raise BadOption(f"patches of {patch} × {patch} do not tile images of {height} × {breadth}.")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whence.errors import BadOption, one_of
-from whence.zoo.networks.shapes import Shape, check_dropout, image_shape, scaled
+from whence.zoo.networks.sequential import Shape, check_dropout, image_shape, scaled
 
 Shortcut = Literal["1x1", "2x2"]
 
@@ -83,5 +83,5 @@ def wide_resnet(
     one_of(shortcut, ("1x1", "2x2"), "shortcut")
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
-        raise BadOption(f"depth={depth} is not 6n + 4: take {4 + 6 * max(1, blocks)} or {4 + 6 * max(2, blocks + 1)}.")
+        raise BadOption(f"depth={depth} is not 6n + 4: use {4 + 6 * max(1, blocks)} or {4 + 6 * max(2, blocks + 1)}.")
     return WideResNet(channels, outputs, blocks, width, check_dropout(dropout), shortcut)

@@ -1,0 +1,116 @@
+"""The most uncertain inputs, their predictions, and where the uncertainty comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.auditing.context import Context, view_key
+from whence.auditing.tasks import part_of_uncertainty
+from whence.engine.batches import Inputs
+from whence.errors import WhenceError
+from whence.report.record.sections import Feature, LayerShare, ShownInput
+from whence.where.novelty import Novelty, novelty
+from whence.where.shares import Shares, shares
+
+SIDE = 64  # pixels of a picture, at most
+FEATURES = 40  # of a row
+NOTHING = dict.fromkeys(("predicted", "target", "correct", "confidence", "probs", "prediction"))
+
+
+def inputs(context: Context) -> tuple[ShownInput, ...]:
+    """One entry for each input that is shown."""
+    found = []
+    for name in ("test", "ood"):
+        mine = [index for place, index in context.most_uncertain if place == name]
+        if not mine:
+            continue
+        some = context.need(name).at(torch.tensor(mine)).inputs
+        by_layer = None
+        if context.posterior.has_curvature:
+            by_layer = shares(context.profile_posterior.as_laplace("shares"), some)
+        known = _novelty(context, some)
+        found += [_entry(context, name, index, place, by_layer, known) for place, index in enumerate(mine)]
+    return tuple(found)
+
+
+def _novelty(context: Context, some: Inputs) -> Novelty | None:
+    try:
+        reference = context.reference if context.posterior.has_curvature else None
+        if reference is None:
+            return None
+        return novelty(context.posterior.as_laplace("novelty"), some, reference=reference)
+    except WhenceError:
+        return None
+
+
+def _entry(
+    context: Context, name: str, index: int, place: int, by_layer: Shares | None, known: Novelty | None
+) -> ShownInput:
+    """``place`` is the input's row in ``by_layer`` and ``known``."""
+    examples, prediction = context.need(name), context.prediction(name)
+    target = None if examples.targets is None or name == "ood" else examples.targets[index]
+    aleatoric, epistemic = (part_of_uncertainty(prediction, part) for part in ("aleatoric", "epistemic"))
+    return ShownInput(
+        set=name,  # type: ignore[arg-type]
+        index=index,
+        view=view_key(name, index) if context.posterior.has_curvature else None,
+        uncertainty=float(context.uncertainty(name)[index]),
+        aleatoric=None if aleatoric is None else float(aleatoric[index]),
+        epistemic=None if epistemic is None else float(epistemic[index]),
+        p_value=None if known is None else float(known.p_value[place]),
+        pixels=pixels(examples.inputs, index),
+        row=features(examples.inputs, index, context.features),
+        layers=() if by_layer is None else _layer_shares(by_layer, place),
+        words="" if known is None else _novelty_words(known, place),
+        **{**NOTHING, **context.task.describe(prediction, index, target, context.class_name)},
+    )
+
+
+def _layer_shares(found: Shares, place: int) -> tuple[LayerShare, ...]:
+    """Each layer's share of one input's variance."""
+    parts = found.variance[place] / found.variance[place].sum().clamp(min=1e-300)
+    return tuple(map(LayerShare, found.names, parts.tolist()))
+
+
+def _novelty_words(known: Novelty, place: int) -> str:
+    """The sentence about one input, without its number in the batch."""
+    words = known.words(place, max(0.01, 1 / (known.reference.size + 1))).removeprefix(f"input {place} ")
+    return words[0].upper() + words[1:]
+
+
+def pixels(inputs: Inputs, index: int) -> tuple[Any, ...] | None:
+    """Grey values or red, green and blue in 0..255, if inputs are images; small enough for a page."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return None
+    image = inputs[index].double()
+    if image.dim() == 2:
+        image = image.unsqueeze(0)
+    if image.dim() != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < 4:
+        return None
+    low, high = _black_and_white(inputs)
+    if max(image.shape[1:]) > SIDE:
+        scale = SIDE / max(image.shape[1:])
+        size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[2] * scale)))
+        image = torch.nn.functional.adaptive_avg_pool2d(image.unsqueeze(0), size)[0]
+    shades = ((image - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8)
+    return tuple(shades[0].tolist() if len(shades) == 1 else shades.permute(1, 2, 0).tolist())
+
+
+def _black_and_white(inputs: Tensor) -> tuple[float, float]:
+    """The values shown as black and white: the extremes over part of the set."""
+    some = inputs[:: max(1, len(inputs) // 256)].double()
+    low, high = float(some.min()), float(some.max())
+    return low, high if high > low else low + 1
+
+
+def features(inputs: Inputs, index: int, names: tuple[str, ...] | None) -> tuple[Feature, ...] | None:
+    """Feature names and values, if inputs are rows of a table."""
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2:
+        return None
+    values = inputs[index].double().tolist()
+    if names is None or len(names) != len(values):
+        names = tuple(f"x{i}" for i in range(len(values)))
+    return tuple(map(Feature, names[:FEATURES], values[:FEATURES]))

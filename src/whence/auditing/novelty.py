@@ -1,0 +1,107 @@
+"""Novelty by layer, in and out of distribution, compared with other detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whence.auditing.context import LABELS, Context
+from whence.auditing.data import read_examples
+from whence.errors import MissingExtra, NotDefined, notice
+from whence.report.record.common import Estimate
+from whence.report.record.sections import Detector, Histogram, LayerQuantiles, Novelty, NoveltyOfSet
+from whence.where.detectors import DetectorTable, compare_detectors
+from whence.where.novelty import Novelty as Found
+from whence.where.novelty import Reference
+from whence.where.novelty import novelty as novelty_of
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+BINS = 20
+TRAINED = 5_000  # training inputs for the other detectors
+DETECTORS = {
+    "novelty": "whence novelty",
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "variance": "predictive variance",
+    "max_probability": "maximum probability",
+    "energy": "energy",
+    "mahalanobis": "Mahalanobis, last features",
+    "mahalanobis_layers": "Mahalanobis, all layers",
+    "neighbours": "nearest neighbours, last features",
+}
+
+
+def novelty(context: Context) -> Novelty:
+    """Quantiles of the unexplained part, p-values, and AUROCs if there is out-of-distribution data."""
+    posterior = context.posterior.as_laplace("novelty")
+    reference = context.reference
+    if reference is None:
+        raise NotDefined("no validation data were given, relative to which novelty is measured.")
+    context.need("test")
+    level = max(0.01, 1 / (reference.size + 1))
+    sets = {
+        name: novelty_of(posterior, context.profiled[name].inputs, reference=reference)
+        for name in ("test", "ood")
+        if context.has(name)
+    }
+    layers = _quantiles(reference.names, reference.unexplained, None)
+    described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
+    described += [_set(name, found, level) for name, found in sets.items()]  # type: ignore[arg-type]
+    detectors = _detectors(context, reference) if "ood" in sets else None
+    return Novelty(reference.size, reference.names, level, tuple(described), detectors, tuple(_words(sets, level)))
+
+
+def _quantiles(names: tuple[str, ...], unexplained: Tensor, flagged: Tensor | None) -> tuple[LayerQuantiles, ...]:
+    columns = torch.quantile(unexplained, torch.tensor(QUANTILES, dtype=torch.float64), dim=0).tolist()  # [5, B]
+    parts = [None] * len(names) if flagged is None else flagged.tolist()
+    return tuple(map(LayerQuantiles, names, *columns, parts))
+
+
+def _set(key: Literal["test", "ood"], found: Found, level: float) -> NoveltyOfSet:
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
+    counts = torch.histogram(found.p_value.double().cpu().clamp(0, 1), edges).hist
+    layers = _quantiles(found.names, found.unexplained, (found.p_values <= level).double().mean(0))
+    histogram = Histogram(tuple(edges.tolist()), tuple(int(count) for count in counts))
+    return NoveltyOfSet(key, LABELS[key], len(found), _flagged(found, level), layers, histogram)
+
+
+def _flagged(found: Found, level: float) -> float:
+    return float((found.p_value <= level).double().mean())
+
+
+def _detectors(context: Context, reference: Reference) -> tuple[Detector, ...]:
+    """Include detectors that need training data, where possible."""
+    train = None if context.train is None else read_examples(context.train, "train", TRAINED)
+    pair = None if train is None or train.targets is None else train.pair
+    try:
+        table = _compared(context, reference, pair)
+    except MissingExtra as error:
+        notice(f"the detectors that need training data were skipped: {error}")
+        table = _compared(context, reference, None)
+    rows = ((row.detector, Estimate.of(row.auroc), Estimate.of(row.fpr95)) for row in table.rows)
+    return tuple(
+        Detector(name, DETECTORS.get(name, name), auroc, fpr95) for name, auroc, fpr95 in rows if auroc and fpr95
+    )
+
+
+def _compared(context: Context, reference: Reference, train: Any) -> DetectorTable:
+    inside, outside = (context.profiled[name].pair for name in ("test", "ood"))
+    return compare_detectors(context.posterior.as_laplace("novelty"), inside, outside, train=train, reference=reference)
+
+
+def _words(sets: dict[str, Found], level: float) -> Iterator[str]:
+    yield (
+        f"At p ≤ {level:.2g}, {_flagged(sets['test'], level):.1%} of the test inputs are flagged as novel "
+        f"({level:.0%} are expected)."
+    )
+    if "ood" in sets:
+        found = sets["ood"]
+        yield f"Of the out-of-distribution inputs, {_flagged(found, level):.1%} are flagged."
+        first = [name for name, flag in zip(found.layer, (found.p_value <= level).tolist(), strict=True) if flag]
+        if first:
+            most = max(set(first), key=first.count)
+            part = first.count(most) / len(first)
+            yield f"Most of these differ most from the training data in `{most}` ({part:.0%})."

@@ -1,0 +1,396 @@
+"""``whence.audit``: read the data, fit and tune a posterior, compute the sections, assemble the record."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whence.auditing.comparison import comparison
+from whence.auditing.context import Context
+from whence.auditing.data import Examples, check_targets, read_examples, try_out
+from whence.auditing.deferral import deferral
+from whence.auditing.inputs import inputs as shown_inputs
+from whence.auditing.novelty import novelty
+from whence.auditing.profile import profile
+from whence.auditing.quality import quality
+from whence.auditing.results import Audit
+from whence.auditing.run import OnStep, Progress, now, progress_over
+from whence.auditing.tables import answers, pruning, sensitivity
+from whence.auditing.tables import layers as layer_table
+from whence.auditing.tasks import task_of
+from whence.auditing.verdict import Found, verdict
+from whence.auditing.weight_maps import weight_maps
+from whence.engine.batches import tensors_in
+from whence.engine.options import Execution
+from whence.engine.randomness import resolve_seed
+from whence.errors import BadData, BadOption, Notice, WhenceError, one_of
+from whence.functional import Network
+from whence.likelihoods import Likelihood, LikelihoodName, resolve
+from whence.linalg.structures import BlockStructure
+from whence.posteriors.base import Posterior, is_posterior
+from whence.posteriors.laplace.front import laplace
+from whence.posteriors.laplace.posterior import Laplace
+from whence.priors import RELATIVE
+from whence.report.record import audit as record
+from whence.report.record.convert import tidied
+
+LikelihoodOrName = Likelihood | LikelihoodName
+StructureName = Literal["full", "block", "kron", "ekfac", "diag", "lowrank"]
+CurvatureName = Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"]
+Sets = Mapping[str, Examples | None]
+NAMED = 4  # layers or parameters that a sentence names
+
+SECTIONS: dict[str, Callable[[Context], Any]] = {
+    "quality": quality,
+    "comparison": comparison,
+    "deferral": deferral,
+    "layers": layer_table,
+    "profile": profile,
+    "sensitivity": sensitivity,
+    "maps": weight_maps,
+    "inputs": shown_inputs,
+    "novelty": novelty,
+    "pruning": pruning,
+    "answers": answers,
+}
+
+
+def audit(
+    model: Any,
+    train: Any = None,
+    *,
+    likelihood: LikelihoodOrName | None = None,
+    test: Any = None,
+    validation: Any = None,
+    ood: Any = None,
+    classes: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    title: str | None = None,
+    structure: StructureName = "kron",
+    curvature: CurvatureName = "auto",
+    layers: Any = None,
+    prior_precision: Any = None,
+    tune: bool = True,
+    examples: int = 10_000,
+    profiled: int = 1_000,
+    inputs: int = 12,
+    sections: Sequence[str] | None = None,
+    methods: Mapping[str, Posterior] | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    execution: Execution | None = None,
+    progress: bool = True,
+    on_step: OnStep | None = None,
+) -> Audit:
+    """Audit a network: how uncertain it is, how good its uncertainty is, and where it comes from.
+
+    Args:
+        model: a trained network, or a posterior of one.
+        train: the data it was trained on; optional if a posterior is given.
+        likelihood: as for :func:`whence.laplace`; a posterior has its own.
+        test: data for evaluation; bare inputs give the profile without the scores.
+        validation: held-out data for tuning, for thresholds, and as the reference of novelty.
+        ood: out-of-distribution inputs, with or without targets.
+        classes, features: names for texts and figures.
+        title: title of the page.
+        structure, curvature, layers: as for :func:`whence.laplace`.
+        prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or the posterior's.
+        tune: whether to tune an untuned posterior on ``validation``; False keeps its prior.
+        examples: largest number of examples of each of test, validation and ood to keep in memory.
+        profiled: largest number of inputs for shares, novelty, pruning and answers.
+        inputs: number of most uncertain inputs to show.
+        sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
+        methods: other posteriors by name, to compare with this one on the same data.
+        seed: seed of all draws (0); or a ``generator`` to draw it from.
+        device: where to compute; by default where the model is.
+        execution: how the fit is run, see :class:`whence.Execution`; a posterior keeps its own.
+        progress: whether to show a progress bar.
+        on_step: called with the name of each step before it begins, its number, and the number of steps.
+
+    A section that cannot be computed is omitted, and the record says why. Ctrl-C ends the audit and keeps what is
+    finished, once there is a posterior.
+    """
+    seed = resolve_seed(seed, generator)
+    chosen = _chosen(sections, bool(methods))
+    _check_counts(examples=examples, profiled=profiled, inputs=inputs)
+    steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *chosen]
+    with progress_over(steps, progress, on_step) as log:
+        with log.step("data"):
+            sets: Sets = {
+                "test": read_examples(test, "test", examples),
+                "validation": read_examples(validation, "validation", examples),
+                "ood": read_examples(ood, "ood", examples, targets=False),
+            }
+        bars = progress and on_step is None
+        fit = _Fit(structure, curvature, layers, prior_precision, tune, seed, device, execution, bars)
+        posterior = fit.posterior(model, train, likelihood, sets, log)
+        sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
+        for one in filter(None, sets.values()):
+            check_targets(posterior.snapshots[0], posterior.likelihood, one)
+        context = Context(
+            posterior,
+            train,
+            sets,
+            task_of(posterior.likelihood).class_names(classes, _outputs(posterior, sets)),
+            _feature_names(features, sets),
+            profiled,
+            inputs,
+            seed,
+            dict(methods or {}),
+            profile_posterior=posterior,
+        )
+        context, found = _sections(context, chosen, log)
+    return Audit(_record(context, found, log, title), posterior, context.profile_posterior)
+
+
+# Options
+
+
+def _chosen(sections: Sequence[str] | None, several: bool) -> list[str]:
+    if sections is None:
+        return [name for name in SECTIONS if several or name != "comparison"]
+    if isinstance(sections, str):
+        raise BadOption(f"sections={sections!r} is one name; pass a list: [{sections!r}].")
+    names = [one_of(name, SECTIONS, "section") for name in sections]
+    return [name for name in SECTIONS if name in names]
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        least = 0 if name == "inputs" else 2
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadOption(f"{name}={value!r} must be a whole number, at least {least}.")
+
+
+def _feature_names(names: Sequence[str] | None, sets: Sets) -> tuple[str, ...] | None:
+    """One name for each column of tabular inputs."""
+    if names is None:
+        return None
+    for found in sets.values():
+        if found is not None and isinstance(found.inputs, Tensor) and found.inputs.dim() == 2:
+            columns = found.inputs.shape[1]
+            if len(names) != columns:
+                raise BadOption(f"features= has {len(names)} names for {columns} columns of {found.name}.")
+    return tuple(map(str, names))
+
+
+def _outputs(posterior: Posterior, sets: Sets) -> int:
+    """Number of outputs, which is the number of classes in a classification."""
+    shape = posterior.output_shape
+    examples = next((found for found in sets.values() if found is not None), None)
+    if shape is None and examples is not None:
+        shape = tuple(try_out(posterior.snapshots[0], examples.inputs, examples.name).shape[1:])
+    return shape[0] if shape else 1
+
+
+# The posterior
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Options for fitting and tuning the posterior."""
+
+    structure: StructureName
+    curvature: CurvatureName
+    layers: Any
+    prior_precision: Any
+    tune: bool
+    seed: int
+    device: Any
+    execution: Execution | None
+    progress: bool
+
+    def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Posterior:
+        """The given posterior or a new one, tuned if there is validation data and it was not yet."""
+        if is_posterior(model):
+            self._check_given(model, likelihood)
+            found: Posterior = model if self.device is None else model.to(self.device)
+            _check_sets(found.snapshots[0], sets, found.probe)
+            with log.step("fit"):
+                pass
+        else:
+            found = self._fitted(model, train, likelihood, sets, log)
+        return self._tuned(found.as_laplace("tuning"), sets["validation"], log) if found.has_curvature else found
+
+    def _check_given(self, posterior: Posterior, likelihood: Any) -> None:
+        """Refuse options that a given posterior already determines."""
+        asked = {
+            "structure": self.structure != "kron",
+            "curvature": self.curvature != "auto",
+            "layers": self.layers is not None,
+            "execution": self.execution is not None,
+            "prior_precision": self.prior_precision is not None,
+            "likelihood": likelihood is not None and resolve(likelihood)[0] != posterior.likelihood,
+        }
+        if any(asked.values()):
+            names = " and ".join(f"{name}=" for name, given in asked.items() if given)
+            raise BadOption(f"{names}: a posterior was given, which has its own. Pass the network to fit another one.")
+
+    def _fitted(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Laplace:
+        if not isinstance(model, nn.Module):
+            raise BadOption(f"the model is a {type(model).__name__}; pass a torch.nn.Module, or a posterior.")
+        if train is None:
+            raise BadOption("train= is needed to fit a posterior: the data that the network was trained on.")
+        if likelihood is None:
+            raise BadOption("likelihood= is needed: 'classification', 'binary', 'regression', or a whence.Likelihood.")
+        network = Network.snapshot(model)
+        network = network if self.device is None else network.to(self.device)
+        data = network.read(train, "train")
+        data.require_passes(2, "an audit")
+        first = next(iter(data))
+        try_out(network, first.inputs, "train")
+        _check_sets(network, sets, (first.inputs, first.targets))
+        del network
+        with log.step("fit"):
+            return laplace(
+                model,
+                train,
+                likelihood=likelihood,
+                structure=self.structure,
+                curvature=self.curvature,
+                layers=self.layers,
+                prior_precision=RELATIVE if self.prior_precision is None else self.prior_precision,
+                device=self.device,
+                execution=self.execution,
+                generator=torch.Generator().manual_seed(self.seed),
+                progress=self.progress,
+            )
+
+    def _tuned(self, posterior: Laplace, validation: Examples | None, log: Progress) -> Laplace:
+        given = validation is not None and validation.targets is not None
+        if validation is None or not given or not self.tune:
+            if posterior.tuning is None:
+                reason = "it was not requested" if given else "no validation data were given"
+                log.leave_out("tuning", f"{reason}; the prior precision is unchanged.")
+            return posterior
+        with log.step("tune"):
+            if posterior.tuning is not None:
+                return posterior
+            return posterior.tune(validation.pair, method=posterior.default_method, progress=self.progress)
+
+
+def _check_sets(network: Network, sets: Sets, probe: Any) -> None:
+    """Run one example of every set through the network before the long work starts."""
+    seen = "" if probe is None else ", ".join(str(list(t.shape[1:])) for t in tensors_in(probe[0]))
+    for name, found in sets.items():
+        if found is not None:
+            if probe is not None and isinstance(found.inputs, Tensor) != isinstance(probe[0], Tensor):
+                raise BadData(
+                    f"{name}: its inputs are {_form(found.inputs)}, those of the training data {_form(probe[0])}. A "
+                    "pair is always (inputs, targets): pass several inputs as a tuple of their own, ((a, b), targets)."
+                )
+            try_out(network, found.inputs, name, f"of shape {seen} each" if seen else "")
+
+
+def _form(inputs: Any) -> str:
+    return "one tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__} of {len(inputs)}"
+
+
+# The record
+
+
+def _sections(context: Context, chosen: list[str], log: Progress) -> tuple[Context, dict[str, Any]]:
+    """Compute the chosen sections, and log why any of them cannot be computed."""
+    found: dict[str, Any] = dict.fromkeys(SECTIONS)
+    try:
+        context = context.with_profile()
+        for name in chosen:
+            with log.step(name):
+                try:
+                    found[name] = tidied(SECTIONS[name](context))
+                except WhenceError as error:
+                    log.leave_out(name, str(error))
+    except KeyboardInterrupt:
+        log.interrupted = log.steps[log.done]
+        for name in log.steps[log.done :]:
+            log.leave_out(name, "the audit was interrupted before it was computed.")
+        warnings.warn(f"interrupted during {log.interrupted!r}; finished sections are kept.", Notice, stacklevel=4)
+    for name in SECTIONS:
+        if name not in chosen and name != "comparison":
+            log.leave_out(name, "it was not requested.")
+    return context, found
+
+
+def _record(context: Context, found: dict[str, Any], log: Progress, title: str | None) -> record.AuditRecord:
+    posterior, sets = context.posterior, context.sets
+    trained_on, shown = posterior.summary().examples, sets["test"] or sets["ood"]
+    judged = Found(*(found[name] for name in ("quality", "deferral", "layers", "profile", "novelty")))
+    return record.AuditRecord(
+        schema="whence.audit/1",
+        created=now(),
+        title=title or f"{context.network_name}, {context.task.name}",
+        task=context.task.name,
+        classes=context.classes,
+        network=record.NetworkSize(
+            context.network_name, context.parameters, posterior.parameters, len(posterior.layers())
+        ),
+        data=record.Data(
+            train=None if trained_on is None else record.TrainingSize(trained_on),  # type: ignore[arg-type]
+            **{name: None if one is None else one.size for name, one in sets.items()},
+            input_shape=tuple(shown.inputs.shape[1:]) if shown and isinstance(shown.inputs, Tensor) else None,
+        ),
+        verdict=tidied(verdict(context, judged)),
+        **found,
+        run=_run(context, log),
+    )
+
+
+def _run(context: Context, log: Progress) -> record.AuditRun:
+    """The run, the main values of the posterior, and limitations."""
+    posterior, summary = context.posterior, context.posterior.summary()
+    training = record.TrainingFit(summary.examples, summary.accuracy, summary.confidence)
+    about = record.PosteriorSummary(
+        type(posterior).__name__,
+        " ".join(repr(posterior).split())[:300],
+        summary.structure,
+        summary.curvature,
+        summary.prior_precision,
+        summary.data_scale,
+        summary.tuned_on,  # type: ignore[arg-type]
+        summary.log_evidence,
+        None if summary.examples is None else training,
+        summary.prior,
+    )
+    structures = tuple(
+        record.BlockStructure(name, one.kind, one.parameters, one.structure, one.reason)
+        for name, one in posterior.structures.items()
+    )
+    run = log.run(context.network.device, context.seed)
+    covered, not_covered = posterior.parameters / context.parameters, tuple(_not_covered(context))
+    return tidied(
+        record.AuditRun(
+            **vars(run),
+            posterior=about,
+            structures=structures,
+            covered=covered,
+            not_covered=not_covered,
+            interrupted=log.interrupted,
+        )
+    )
+
+
+def _not_covered(context: Context) -> list[str]:
+    """Weights outside the posterior, and uncertainty that is not included."""
+    posterior, params, found = context.posterior, context.network.params, []
+    chosen = set(posterior.names()) or set(params)
+    outside = {name: p.numel() for name, p in params.items() if name not in chosen}
+    if outside:
+        more = f" and {len(outside) - NAMED} more" if len(outside) > NAMED else ""
+        names = ", ".join(list(outside)[:NAMED]) + more
+        found.append(f"{sum(outside.values()):,} of {context.parameters:,} weights are not Bayesian: {names}.")
+    if posterior.has_curvature:
+        slow = [name for name, s in posterior.structures.items() if s.structure == BlockStructure.DIAG and s.reason]
+        if slow:
+            found.append(f"Correlations between the weights of {', '.join(slow[:NAMED])} are ignored.")
+        if not posterior.as_laplace("correlations").curvature.joint:
+            found.append("Correlations between layers are ignored.")
+    return [
+        *found,
+        "Uncertainty about the architecture, the training procedure and the data themselves is not covered.",
+    ]

@@ -1,0 +1,164 @@
+"""Results of audits and comparisons: a record, shown as a page, as JSON, or in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from whence.errors import need, one_of
+from whence.posteriors.base import Posterior
+from whence.report import figures
+from whence.report.record.audit import AuditRecord
+from whence.report.record.comparison import ComparisonRecord
+from whence.report.record.convert import to_json
+from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
+from whence.tables import text
+
+
+def schema(of: Literal["audit", "comparison"] = "audit") -> dict[str, Any]:
+    """The JSON schema of a record (draft 2020-12)."""
+    one_of(of, ("audit", "comparison"), "schema")
+    return json_schema(AuditRecord if of == "audit" else ComparisonRecord)
+
+
+class _Shown:
+    """Reading, writing and showing a record."""
+
+    results: Any
+    record_type: ClassVar[type[Any]]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file written by :meth:`json`."""
+        return cls(read_record(path, cls.record_type))  # type: ignore[call-arg]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """``results`` as plain JSON, as :meth:`json` writes it: a new dictionary each time."""
+        return dict(to_json(self.results))
+
+    def html(self, path: str | Path) -> Path:
+        """Write one self-contained page; it opens from disk and requests nothing from the network."""
+        from whence.report.page import render
+
+        return write_page(path, render(self.results))
+
+    def json(self, path: str | Path) -> Path:
+        """Write the record; :func:`whence.auditing.schema` describes it."""
+        return write_record(path, self.results)
+
+    def show(self) -> None:
+        """Print it in the terminal."""
+        from whence.report.terminal import show_record
+
+        show_record(self.results)
+
+
+@dataclass(frozen=True)
+class Audit(_Shown):
+    """Made by :func:`whence.audit`. Everything that is shown is in ``results``; ``record`` is the same as JSON.
+
+    ``posterior`` predicts; ``profile_posterior`` is the one for the profile and the layers. The two differ
+    if the tuned prior is too strong for a profile. Both are ``None`` for an audit read from a file.
+    """
+
+    results: AuditRecord = field(repr=False)
+    posterior: Posterior | None = field(default=None, repr=False)
+    profile_posterior: Posterior | None = field(default=None, repr=False)
+    record_type: ClassVar[type[AuditRecord]] = AuditRecord
+    schema: ClassVar[str] = schema_id(AuditRecord)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its end."""
+        return self.results.run.interrupted is not None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one paragraph."""
+        return self.results.verdict.words
+
+    def _repr_markdown_(self) -> str:
+        return f"**{self.results.title}** — {self.verdict}"
+
+    def __str__(self) -> str:
+        points = "\n".join(f"  {point.label}: {point.words}" for point in self.results.verdict.points)
+        stopped = f"\nStopped during {self.results.run.interrupted}." if self.interrupted else ""
+        return f"{self.results.title}\n{points}{stopped}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Comparison(_Shown):
+    """Made by :func:`whence.compare`: one row for each method, one column for each metric.
+
+    Everything that is shown is in ``results``; ``record`` is the same as JSON.
+    """
+
+    results: ComparisonRecord = field(repr=False)
+    posteriors: Mapping[str, Posterior] = field(default_factory=dict, repr=False)
+    record_type: ClassVar[type[ComparisonRecord]] = ComparisonRecord
+    schema: ClassVar[str] = schema_id(ComparisonRecord)
+
+    @property
+    def methods(self) -> list[str]:
+        return self.results.names
+
+    def __getitem__(self, method: str) -> dict[str, float | None]:
+        """The values of one method, by metric."""
+        if method not in self.methods:
+            raise KeyError(f"{method!r} was not compared; compared: {', '.join(self.methods)}.")
+        place = self.methods.index(method)
+        values = {metric.name: metric.values[place] for metric in self.results.metrics}
+        return {name: None if found is None else found.value for name, found in values.items()}
+
+    def to_pandas(self) -> Any:
+        """One row for each method; intervals as columns ``_low`` and ``_high``."""
+        rows = []
+        for place, method in enumerate(self.results.methods):
+            row: dict[str, Any] = {"method": method.name, "seconds": method.seconds, "memory": method.memory}
+            for metric in self.results.metrics:
+                for end, key in (("value", ""), ("low", "_low"), ("high", "_high")):
+                    row[metric.name + key] = getattr(metric.values[place], end, None)
+            rows.append(row)
+        return need("pandas", "pandas").DataFrame(rows)
+
+    def plot_metrics(self) -> Any:
+        """Every metric of every method, with its interval. All plots are matplotlib figures."""
+        return figures.compare_metrics(self)
+
+    def plot_layers(self) -> Any:
+        """Shares of the methods side by side, layer by layer."""
+        return figures.compare_layers(self)
+
+    def plot_reliability(self) -> Any:
+        """Accuracy of each method against its stated confidence."""
+        return figures.compare_reliability(self)
+
+    def plot_uncertainty(self) -> Any:
+        """Inverse ECDF of the uncertainty, in and out of distribution."""
+        return figures.compare_uncertainty(self)
+
+    def plot_rejection(self) -> Any:
+        """Error of the kept inputs against the share that is kept."""
+        return figures.compare_rejection(self)
+
+    def plot_agreement(self) -> Any:
+        """Rank agreement between the shares of methods."""
+        return figures.compare_agreement(self)
+
+    def __str__(self) -> str:
+        rows = []
+        for place, method in enumerate(self.results.methods):
+            cells = [
+                "" if (value := metric.values[place]) is None else f"{value.value:.4g}{' *' * metric.best[place]}"
+                for metric in self.results.metrics
+            ]
+            rows.append([method.name, *cells, f"{method.seconds:.2g} s"])
+        table = text(["method", *(metric.label for metric in self.results.metrics), "time"], rows)
+        return "\n".join([self.results.title, table, *self.results.words])
+
+    __repr__ = __str__

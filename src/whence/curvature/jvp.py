@@ -1,0 +1,149 @@
+"""J v: derivatives of the outputs along directions in weight space, by forward-mode differentiation.
+
+Index legend: N examples, R directions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from whence.engine.batches import Inputs, check_finite, map_tensors, size_of, take, tensors_in
+from whence.engine.memory import sizes
+from whence.errors import UnsupportedLayer, is_out_of_memory
+from whence.functional import Network, differentiable
+from whence.linalg.dense import widened
+from whence.recording.recorder import gradients
+
+BUDGETS = 4  # memory budgets (of one tensor) that the derivatives of the outputs may take
+AGREE = {True: 1e-8, False: 1e-3}  # tolerated relative difference of forward and backward derivatives; key: float64
+
+
+def push(
+    network: Network,
+    inputs: Inputs,
+    directions: Mapping[str, Tensor],
+    outputs: Tensor | None = None,
+    check: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Outputs f and J v along directions [R, *shape] by parameter name: [R, *outputs].
+
+    Uses forward-mode differentiation where it agrees with the backward pass, otherwise the backward pass itself.
+    ``outputs`` with their graph save a forward pass; ``check=False`` skips the comparison.
+    """
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(inputs))
+    if network.runtime.forward_mode:
+        try:
+            found = _forward_mode(network, inputs, directions, wanted)
+            if not check or _adjoint(network, inputs, directions, found[1], outputs):
+                return found
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+        network.runtime.forward_mode = False
+    return _twice_backward(network, inputs, directions, wanted)
+
+
+def _adjoint(
+    network: Network, inputs: Inputs, directions: Mapping[str, Tensor], moved: Tensor, outputs: Tensor | None
+) -> bool:
+    """Whether ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ for a random mixture v of the directions and a random u.
+
+    They differ, for example, where the backward pass skips the padding of an embedding and the forward pass does not.
+    """
+    generator = torch.Generator().manual_seed(1)
+    mixture = torch.randn(len(moved), generator=generator, dtype=torch.float64)
+    along = torch.tensordot(mixture.to(moved), moved.detach(), 1).double()
+    u = torch.randn(along.shape, generator=generator, dtype=torch.float64).to(along)
+    with differentiable(network):
+        if outputs is None:
+            outputs = network(map_tensors(Tensor.detach, inputs))
+        if not outputs.requires_grad:
+            return not bool(moved.any())
+        params = [network.params[n] for n in directions]
+        back = torch.autograd.grad(outputs, params, u.to(outputs.dtype), retain_graph=True, allow_unused=True)
+    there = torch.zeros_like(along.sum())
+    for g, v in zip(back, directions.values(), strict=True):
+        if g is not None:
+            there += mixture.to(there) @ (v.reshape(len(v), -1) @ g.reshape(-1).to(v.dtype)).double()
+    agree = AGREE[moved.dtype == torch.float64] * u.norm() * along.norm()
+    return bool(((u * along).sum() - there).abs() <= agree)
+
+
+def _forward_mode(
+    network: Network, inputs: Inputs, directions: Mapping[str, Tensor], wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Values and derivatives in one forward pass."""
+    at = {n: network.params[n].detach() for n in directions}
+    toward = {n: v.to(at[n].dtype) for n, v in directions.items()}
+
+    def along(v: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        found = torch.func.jvp(lambda p: network.functional(p, inputs), (at,), (v,))
+        return found[0], found[1]
+
+    with warnings.catch_warnings(), differentiable(network), torch.set_grad_enabled(wanted):
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")  # inside torch's forward mode
+        outputs, moved = torch.func.vmap(along, out_dims=(None, 0))(toward)  # type: ignore[arg-type]
+    return outputs, moved
+
+
+def _twice_backward(
+    network: Network, inputs: Inputs, directions: Mapping[str, Tensor], wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """The derivative of the backward pass, which is linear in its cotangents."""
+    try:
+        with differentiable(network):
+            outputs = network(inputs)
+            params = [network.params[n] for n in directions]
+            sent = torch.zeros_like(outputs, requires_grad=True)
+            first = torch.autograd.grad(outputs, params, sent, create_graph=True, allow_unused=True)
+            parts = [
+                (g.reshape(-1), v.reshape(len(v), -1))
+                for g, v in zip(first, directions.values(), strict=True)
+                if g is not None and g.requires_grad
+            ]
+            count = len(next(iter(directions.values())))
+            if not parts:
+                return outputs, outputs.new_zeros(count, *outputs.shape)
+            linear, along = torch.cat([g for g, _ in parts]), torch.cat([v for _, v in parts], dim=1)
+            (moved,) = gradients(network, linear, [sent], along.to(outputs.dtype), wanted)
+    except (RuntimeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedLayer(
+            "derivatives along directions of the weights need forward-mode differentiation, or a backward pass that "
+            f"can be differentiated; one operation supports neither ({error}). Use structure='kron' or 'diag'."
+        ) from error
+    return outputs, outputs.new_zeros(count, *outputs.shape) if moved is None else moved
+
+
+def forward_bytes(network: Network, inputs: Inputs) -> int:
+    """Bytes that a forward pass stores for its backward pass, without the weights."""
+    own = {p.data_ptr() for p in network.params.values()}
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in own:
+            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with differentiable(network), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        outputs = network(inputs)
+    return sum(seen.values()) + outputs.numel() * outputs.element_size()
+
+
+def tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """f(x) [N, …] and J(x) v [R, N, …], a few directions at a time."""
+    count = len(next(iter(directions.values())))
+    each = forward_bytes(network, take(inputs, slice(0, 1))) * size_of(inputs)
+    step = max(1, min(count, int(BUDGETS * sizes().one_tensor(network.device) // max(each, 1))))
+    parts = []
+    for start in range(0, count, step):
+        mean, moved = push(network, inputs, {n: v[start : start + step] for n, v in directions.items()})
+        parts.append(widened(moved))
+    check_finite(parts, "the derivatives of the outputs", 0)
+    return widened(mean), torch.cat(parts)

@@ -1,0 +1,211 @@
+"""Memory: chunk sizes, and how work continues in smaller chunks when memory runs out.
+
+Sizes chosen in advance are in :class:`Sizes`. If an allocation still fails, the work is repeated in
+halves until it fits (:func:`in_parts_that_fit`). :func:`remembered` caches a result as long as its argument exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from whence.errors import TooLarge, is_out_of_memory, notice
+
+T = TypeVar("T")
+R = TypeVar("R")
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes computed or kept at a time, which change no result; and the work up to which answers are exact."""
+
+    intermediate: int = 64 * MIB  # one intermediate tensor on a CPU
+    cuda_intermediate: int = 2 * GIB
+    columns: int = 32 * MIB  # gradients in one backward pass on a CPU; more would not fit the cache
+    patches: int = 16 * MIB  # convolution patches computed at a time on a CPU
+    prediction: int = 32 * MIB  # gradients of one piece of a linearised prediction; more is hardly faster
+    cuda_prediction: int = 72 * MIB
+    covariance: int = 64 * MIB  # output covariance that a prediction keeps; larger ones are recomputed
+    joint: int = 4 * GIB  # limit on Jacobian and covariance of a joint prediction
+    validation: int = 512 * MIB  # projections and covariances that tuning keeps
+    cuda_validation: int = 8 * GIB
+    priors: int = 8 * MIB  # products of gradients under many priors, on a CPU
+    cuda_priors: int = 512 * MIB
+    decomposition: int = GIB  # matrices that are decomposed in one call, in float64
+    dense_curvature: int = 6 * GIB  # dense curvature, at the most
+    dense_covariance: int = 2 * GIB  # a dense covariance of all weights, at the most
+    probes: int = GIB  # gradients that are looked at on the first batch
+    exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute
+    cuda_exact: int = 2 * 10**14
+
+    def one_tensor(self, device: torch.device) -> int:
+        """Bytes that one intermediate tensor may take on a device."""
+        return self.cuda_intermediate if device.type == "cuda" else self.intermediate
+
+    def exact_work(self, device: torch.device) -> int:
+        """Multiplications up to which an answer is exact."""
+        return self.cuda_exact if device.type == "cuda" else self.exact
+
+
+_sizes: ContextVar[Sizes] = ContextVar("sizes", default=Sizes())  # noqa: B039
+
+
+def sizes() -> Sizes:
+    """The current sizes."""
+    return _sizes.get()
+
+
+@contextlib.contextmanager
+def with_sizes(**changes: int) -> Iterator[None]:
+    """Change sizes inside a ``with`` block."""
+    token = _sizes.set(replace(_sizes.get(), **changes))
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+def chunks(total: int, bytes_each: int, device: torch.device) -> Iterator[slice]:
+    """Slices of ``range(total)`` whose elements fit into one intermediate tensor."""
+    step = max(1, int(sizes().one_tensor(device) // max(bytes_each, 1)))
+    for start in range(0, total, step):
+        yield slice(start, min(start + step, total))
+
+
+def available(device: torch.device) -> int | None:
+    """Free bytes on a device; None if unknown."""
+    if device.type == "cuda":
+        free, whole = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_allocated(device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # torch 2.8
+        return int(min(free + torch.cuda.memory_reserved(device), fraction * whole) - held)
+    if device.type != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def readable(count: float) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / MIB:.1f} MiB"
+
+
+# When an allocation fails
+
+
+def release(device: torch.device) -> None:
+    """Free the memory of a failed computation."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def none_if_out_of_memory(compute: Callable[[], T]) -> T | None:
+    """The result, or None if memory ran out; the failed computation is then released."""
+    try:
+        return compute()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+
+
+@dataclass
+class ChunkLimits:
+    """Chunk sizes learned from failed allocations: columns are halved first, then examples."""
+
+    examples: int | None = None  # None: no limit
+    columns: int | None = None
+    under_way: int = 0  # columns being computed; 0 before the first
+    ran_out: tuple[int, int] | None = None  # examples and columns at the first failure
+
+    def halve(self, examples: int) -> bool:
+        """Halve after a failure with ``examples`` examples; False if nothing is left to halve."""
+        self.ran_out = self.ran_out or (examples, self.under_way)
+        if self.under_way > 1:
+            self.columns = self.under_way // 2
+        elif examples > 1:
+            self.examples = examples // 2
+        else:
+            return False
+        return True
+
+    def notify(self, what: str, unit: str = "root column") -> None:
+        """Give a notice of the chunk sizes, if they were reduced."""
+        if self.ran_out is None:
+            return
+        examples, columns = self.ran_out
+        chosen = []
+        if self.columns is not None:
+            chosen.append(f"{self.columns} {unit}{'s' * (self.columns > 1)} (not {columns or 'more'})")
+        if self.examples is not None:
+            chosen.append(f"{self.examples} example{'s' * (self.examples > 1)} (not {examples})")
+        notice(
+            f"{what} ran out of memory and continued with {' and '.join(chosen)} at a time; the result is the same. "
+            "Smaller batches avoid the failed attempts."
+        )
+
+
+def in_parts_that_fit(
+    whole: T,
+    compute: Callable[[T], R],
+    *,
+    limits: ChunkLimits,
+    size: Callable[[T], int],
+    split: Callable[[T, int], Sequence[T]],
+    device: torch.device,
+    too_large: Callable[[T], str],
+) -> Iterator[R]:
+    """``compute(whole)``, or ``compute`` of its parts in order, halved whenever memory runs out.
+
+    ``split(part, n)`` splits a part into pieces of at most n examples. A computation over columns reads
+    ``limits.columns`` and sets ``limits.under_way``; it is repeated with fewer columns before examples are split.
+    """
+    waiting = [whole]
+    while waiting:
+        part = waiting.pop()
+        if limits.examples is not None and size(part) > limits.examples:
+            waiting += reversed(split(part, limits.examples))
+            continue
+        limits.under_way = 0
+        done: list[Any] = []
+        if none_if_out_of_memory(lambda part=part, done=done: done.append(compute(part)) or True):  # type: ignore[misc, func-returns-value]
+            yield done[0]
+            continue
+        release(device)
+        if not limits.halve(size(part)):
+            raise TooLarge(too_large(part))
+        waiting.append(part)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def remembered(function: Callable[[K], V]) -> Callable[[K], V]:
+    """Cache a function of one object, by identity; the object may be frozen."""
+    known: weakref.WeakKeyDictionary[K, V] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def call(owner: K) -> V:
+        if owner not in known:
+            known[owner] = function(owner)
+        return known[owner]
+
+    return call

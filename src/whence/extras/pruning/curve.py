@@ -1,0 +1,169 @@
+"""Performance of a network as more of it is pruned, by criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
+from torch.distributions import Poisson as PoissonDistribution
+from tqdm import tqdm
+
+from whence.engine.batches import Data
+from whence.engine.randomness import resolve_seed
+from whence.errors import BadOption, one_of
+from whence.extras.pruning.masks import CRITERIA, By, PruningPlan, check_fraction
+from whence.functional import Network
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
+from whence.metrics import accuracy, nll, rmse
+from whence.posteriors.base import WeightPosterior
+from whence.recording.selection import Layers
+from whence.tables import Table, text
+
+FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class PruneRow:
+    """One pruned network on the test data. None: not defined for the likelihood."""
+
+    by: str
+    fraction: float  # requested
+    sparsity: float  # achieved: share of the prunable weights that is masked
+    parameters: int  # unmasked parameters of the whole network
+    accuracy: float | None
+    rmse: float | None
+    nll: float  # of the masked network, without its posterior
+
+
+@dataclass(frozen=True)
+class PruneCurve:
+    """A row for each criterion and fraction."""
+
+    rows: list[PruneRow]
+
+    def _table(self) -> Table:
+        return Table.of_rows(PruneRow, self.rows).filled()
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that are not empty."""
+        return list(self._table())
+
+    def to_pandas(self) -> Any:
+        """The curve as a ``pandas.DataFrame``."""
+        return self._table().to_pandas()
+
+    def __str__(self) -> str:
+        rows = [[_text(value) for value in row.values()] for row in self._table().rows()]
+        return text(self.columns, rows)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def prune_curve(
+    posterior: WeightPosterior,
+    test: Any,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    by: By | Sequence[By] | None = None,
+    units: bool = False,
+    per_layer: bool = False,
+    layers: Layers = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+) -> PruneCurve:
+    """Prune by each criterion to each fraction, and score the masked network on test data.
+
+    ``by``: one criterion, some, or all that are defined for the posterior. The options are those of
+    :func:`whence.prune`; ``test`` is read once per network. Labels give accuracy and log
+    loss, numbers and counts the root mean squared error and log loss, other likelihoods only the log loss.
+    """
+    seed = resolve_seed(seed, generator)
+    names = list(CRITERIA) if by is None else [by] if isinstance(by, str) else list(by)
+    criteria = [CRITERIA[one_of(name, CRITERIA, "by")] for name in names]
+    asked = [check_fraction(fraction) for fraction in fractions]
+    if not asked or not criteria:
+        raise BadOption("nothing to compute: fractions and by need at least one entry each.")
+    plan = PruningPlan.make(posterior, units, layers)
+    if by is None:
+        criteria = [criterion for criterion in criteria if not criterion.lacks(posterior)]
+    for criterion in criteria:
+        criterion.check(posterior)
+    data = posterior.network.read(test, "test")
+    total = len(asked) * len(criteria)
+    data.require_passes(total, "the curve")
+    parameters = sum(p.numel() for p in posterior.network.params.values())
+    rows: list[PruneRow] = []
+    unpruned: dict[str, Any] | None = None  # scores of the network with all its weights
+    with tqdm(total=total, desc="prune", unit="network", delay=3, leave=False, disable=not progress) as bar:
+        for criterion in criteria:
+            ranking = plan.rank(criterion, per_layer, seed)
+            for fraction in asked:
+                keep = ranking.keep(fraction)
+                module, sparsity = plan.apply(keep), plan.sparsity(keep)
+                scores = unpruned if not sparsity else None
+                if scores is None:
+                    scores = score(module, data, posterior.likelihood)
+                    unpruned = unpruned if sparsity else scores
+                rows.append(PruneRow(criterion.name, fraction, sparsity, parameters - masked(module), **scores))
+                bar.update()
+    return PruneCurve(rows)
+
+
+def masked(module: nn.Module) -> int:
+    """Parameters that a mask of ``torch.nn.utils.prune`` sets to zero."""
+    return sum(int((b == 0).sum()) for name, b in module.named_buffers() if name.endswith("_mask"))
+
+
+def score(module: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
+    """Accuracy or error, and log loss, of a network."""
+    network = Network(module)
+    found = []
+    for batch in data:
+        outputs = network(batch.inputs)
+        targets = likelihood.check(outputs, batch.targets, batch.index)
+        found.append((likelihood.flatten(outputs).double(), targets, likelihood.nll(outputs, targets).double()))
+    outputs, targets, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return {"accuracy": None, "rmse": None, "nll": float(losses.mean()), **_scores(outputs, targets, likelihood)}
+
+
+def _scores(outputs: Tensor, targets: Tensor, likelihood: Likelihood) -> dict[str, float]:
+    """The scores for the likelihood; outputs [N, M, C] in float64, checked targets."""
+    if isinstance(likelihood, Categorical):
+        return _label_scores(outputs.flatten(0, 1).softmax(1), targets, ignore_index=likelihood.ignore_index)
+    if isinstance(likelihood, Bernoulli):
+        return _label_scores(outputs.flatten().sigmoid(), targets)
+    if isinstance(likelihood, Gaussian):
+        mean, std = outputs.flatten(), likelihood.variance(outputs).sqrt().flatten()
+        return _number_scores(mean, Normal(mean, std), targets)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        mean, log_var = (half.flatten() for half in likelihood.halves(outputs))
+        return _number_scores(mean, Normal(mean, (0.5 * log_var).exp()), targets)
+    if isinstance(likelihood, Poisson):
+        rate = outputs.flatten().exp()
+        return _number_scores(rate, PoissonDistribution(rate), targets)
+    return {}
+
+
+def _label_scores(probs: Tensor, targets: Tensor, **options: Any) -> dict[str, float]:
+    labels = targets.flatten()
+    return {
+        "accuracy": float(accuracy(probs, labels, resamples=0, **options)),
+        "nll": float(nll(probs, labels, resamples=0, **options)),
+    }
+
+
+def _number_scores(mean: Tensor, density: Distribution, targets: Tensor) -> dict[str, float]:
+    y = targets.double().flatten()
+    return {"rmse": float(rmse(mean, y, resamples=0)), "nll": float(nll(density, y, resamples=0))}

@@ -1,0 +1,246 @@
+"""Uncertainty by layer during training: a cheap posterior at some steps, as a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whence.engine.batches import Inputs
+from whence.engine.randomness import resolve_seed
+from whence.errors import BadOption, NotDefined, WhenceError, notice, whole_number
+from whence.extras.tracking.measure import DRAWS, Tracker
+from whence.extras.tracking.records import TrackedLayer, TrackFile, TrackRecord, merged, opened, read
+from whence.extras.tracking.subset import gather, probe_inputs
+from whence.functional import Network
+from whence.likelihoods import Likelihood, LikelihoodName, resolve
+from whence.priors import RELATIVE, Prior, Relative
+from whence.recording.selection import Layers
+from whence.tables import Table, number, text
+
+PROBE = 64  # default number of probe inputs
+
+
+def track(
+    model: nn.Module,
+    data: Any,
+    *,
+    likelihood: Likelihood | LikelihoodName,
+    probe: Any = None,
+    every: int = 1,
+    structure: Literal["full", "block", "kron", "ekfac", "diag", "lowrank"] = "kron",
+    curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
+    draws: int = DRAWS,
+    subset: int = 256,
+    prior_precision: float | Relative | Tensor | Prior | Mapping[str, Any] = RELATIVE,
+    path: str | Path | None = None,
+    resume: bool = False,
+    layers: Layers = None,
+    data_size: int | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Track:
+    """Track the uncertainty of each layer during training, in any loop: call ``step()`` in it.
+
+    A record is a Laplace posterior of the current network, in evaluation mode, on a copy: parameters, buffers,
+    gradients, mode, hooks and random state of your model do not change.
+
+    Args:
+        model: the network in training.
+        data: its training data: a ``DataLoader``, a re-iterable of batches, or a pair of tensors; read once, here.
+        likelihood: as for :func:`whence.laplace`.
+        probe: inputs, or a pair (inputs, targets), on which shares and uncertainties are measured; 64 examples of
+            the subset by default. Its time grows with the number of inputs.
+        every: number of steps between records.
+        structure: structure of the curvature, as for :func:`whence.laplace`.
+        curvature: as for :func:`whence.laplace`, but ``"auto"`` is exact only up to 20 outputs, and sampled above.
+        draws: label draws for each example of a sampled curvature, the same at every record.
+        subset: number of random examples, always the same, for the curvature.
+        prior_precision: as for :func:`whence.laplace`; a relative prior is computed again for each record.
+        path: file for the records, one line of JSON each.
+        resume: whether to continue the file at ``path`` if there is one.
+        layers: which weights are Bayesian, as for :func:`whence.laplace`.
+        data_size: examples that the curvature stands for; those in ``data`` by default.
+        seed: seed of the subset and the draws (0); or a ``generator`` to draw it from.
+    """
+    seed = resolve_seed(seed, generator)
+    whole_number(every, "every")
+    whole_number(subset, "subset")
+    resolve(likelihood)
+    network = Network.snapshot(model)
+    examples = gather(data, subset, seed, network.device, network.dtype)
+    measured: tuple[Inputs, Tensor | None] = examples.first(PROBE)
+    if probe is not None:
+        measured = probe_inputs(probe, examples.inputs, seed, network.device, network.dtype)
+    settings = {
+        "likelihood": likelihood,
+        "structure": structure,
+        "curvature": curvature,
+        "draws": draws,
+        "layers": layers,
+        "prior_precision": prior_precision,
+        "data_size": examples.size if data_size is None else data_size,
+    }
+    tracker = Tracker(model, examples, measured, settings, seed)
+    tracker.try_out(probe is not None)
+    header = tracker.header()
+    records, file = opened(path, header, resume)
+    return Track(header, records, every, tracker, file)
+
+
+class Track:
+    """The records of a tracked training. Made by :func:`whence.track`, or read by :meth:`load`."""
+
+    def __init__(
+        self,
+        header: dict[str, Any],
+        records: list[TrackRecord],
+        every: int = 1,
+        tracker: Tracker | None = None,
+        file: TrackFile | None = None,
+    ) -> None:
+        self.header, self.every = header, every
+        self.steps = records[-1].step if records else 0  # steps so far
+        self._records, self._tracker, self._file = merged(records), tracker, file
+        self._first = True  # no record by this object yet
+        self._since = time.perf_counter()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Track:
+        """Read the records of a file."""
+        header, records, _ = read(path)
+        return cls(header, records)
+
+    # Recording
+
+    def step(self, number: int | None = None) -> TrackRecord | None:
+        """Count a step (or set its number), and record if it is a multiple of ``every``."""
+        self.steps = self.steps + 1 if number is None else whole_number(number, "number", 0)
+        return self.record() if self.steps % self.every == 0 else None
+
+    def record(self, label: str = "") -> TrackRecord:
+        """Record now, at any step.
+
+        An error at the first record is raised. Later errors come from the training (weights that are no longer finite),
+        which must continue: they are stored in ``error`` and reported as a notice.
+        """
+        tracker = self._live()
+        if tracker.device.type == "cuda":
+            torch.cuda.synchronize(tracker.device)  # queued work counts as the loop's time
+        start = time.perf_counter()
+        found: dict[str, Any]
+        try:
+            found = tracker.measure()
+        except WhenceError as error:
+            if self._first:
+                raise
+            found = {"error": str(error)}
+            notice(f"step {self.steps} could not be recorded: {error}")
+        now = time.perf_counter()
+        made = TrackRecord(self.steps, label, seconds=now - start, loop_seconds=start - self._since, **found)
+        self._records = merged([*self._records, made])
+        if self._file is not None:
+            self._file.append(made)
+        self._first, self._since = False, time.perf_counter()
+        return made
+
+    def _live(self) -> Tracker:
+        if self._tracker is None:
+            raise NotDefined("a track loaded from a file has no network; whence.track(..., resume=True) continues it.")
+        return self._tracker
+
+    @property
+    def subset(self) -> tuple[Inputs, Tensor]:
+        """The examples of every record."""
+        subset = self._live().subset
+        return subset.inputs, subset.targets
+
+    # Reading
+
+    @property
+    def records(self) -> tuple[TrackRecord, ...]:
+        """All records, by step."""
+        return tuple(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def seconds(self) -> float:
+        """Total time of all records."""
+        return sum(r.seconds for r in self._records)
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds of recording per second of the loop; None before the first record."""
+        loop = sum(r.loop_seconds for r in self._records)
+        return self.seconds / loop if loop > 0 else None
+
+    @property
+    def layers(self) -> Table:
+        """One row for each record and layer."""
+        rows = [(r.step, r.label, layer) for r in self._records for layer in r.layers]
+        columns = {"step": [step for step, _, _ in rows], "label": [label for _, label, _ in rows]}
+        return Table({**columns, **Table.of_rows(TrackedLayer, [layer for *_, layer in rows])}).filled()
+
+    @property
+    def probe(self) -> Table:
+        """One row for each record: losses, uncertainties on the probe, and the time of recording."""
+        columns = dict(Table.of_rows(TrackRecord, self._records))
+        del columns["layers"], columns["loop_seconds"]
+        return Table({**columns, "overhead": [r.overhead for r in self._records]}).filled()
+
+    def to_pandas(self) -> Any:
+        """The table of layers as a ``pandas.DataFrame``, one row for each record and layer."""
+        return self.layers.to_pandas()
+
+    def settled(self, tolerance: float = 0.05) -> dict[str, int | None]:
+        """The first step after which ``identified`` of a layer stays within ``tolerance`` of its last value.
+
+        None if the last two records differ by more, or if there are fewer than two.
+        """
+        if not tolerance >= 0:
+            raise BadOption(f"tolerance={tolerance} must be at least 0.")
+        found: dict[str, int | None] = {}
+        for name, series in self._series().items():
+            last = series[-1][1].identified
+            start = len(series)
+            while start and abs(series[start - 1][1].identified - last) <= tolerance:
+                start -= 1
+            found[name] = series[start][0] if start < len(series) - 1 else None
+        return found
+
+    def _series(self) -> dict[str, list[tuple[int, TrackedLayer]]]:
+        """Layer → (step, row), by step."""
+        found: dict[str, list[tuple[int, TrackedLayer]]] = {}
+        for r in self._records:
+            for layer in r.layers:
+                found.setdefault(layer.name, []).append((r.step, layer))
+        return found
+
+    def __repr__(self) -> str:
+        options = self.header["options"]
+        of = f"{options['subset']:,} of {options['data_size']:,} examples"
+        head = f"Track of {self.header['network']}: {len(self)} records"
+        if not self._records:
+            return f"{head} yet; {of}"
+        cost = f"{self.seconds / len(self):.3g} s each"
+        cost += f", {self.overhead:.1%} of the loop's time" if self.overhead is not None else ""
+        failed = sum(bool(r.error) for r in self._records)
+        failed_text = f"; {failed} failed (see .records)" if failed else ""
+        return f"{head}, steps {self._records[0].step} to {self._records[-1].step}; {of}; {cost}{failed_text}"
+
+    def __str__(self) -> str:
+        head = ("layer", "kind", "weights", "identified", "→ last", "settled", "std", "snr", "share", "explained")
+        settled, rows = self.settled(), []
+        for name, series in self._series().items():
+            (_, first), (_, last) = series[0], series[-1]
+            known = "not yet" if settled[name] is None else f"step {settled[name]}"
+            values = (last.kind, last.parameters, first.identified, last.identified, known, last.std)
+            more = (last.signal_to_noise, last.variance_share, last.explained)
+            rows.append([name, *(number(v) for v in values + more)])
+        return f"{self!r}\n{text(head, rows, left=2)}" if rows else repr(self)

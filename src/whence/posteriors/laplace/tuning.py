@@ -1,0 +1,132 @@
+"""Prior precision and data scale, chosen by validation data or by the evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from whence.engine.batches import take
+from whence.engine.memory import remembered
+from whence.errors import BadOption, notice, one_of
+from whence.likelihoods import Gaussian
+from whence.linalg.gaussian import Damping
+from whence.posteriors.laplace.description import Trial, Tuning
+from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
+from whence.posteriors.laplace.search import Search, level
+from whence.predictive.dispatch import predict
+
+if TYPE_CHECKING:
+    from whence.posteriors.laplace.posterior import Laplace
+
+LOOKED_AT = 64  # training examples on which an untuned posterior is checked
+LESS = 0.01  # confidence below accuracy by less than this is ignored
+ROUNDS = 300  # alternations of prior and noise
+ScaleChoice = bool | Literal["auto"]
+
+
+@torch.inference_mode(False)
+def tune(
+    posterior: Laplace,
+    data: Any,
+    per_layer: bool,
+    method: str,
+    data_scale: ScaleChoice,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+    progress: bool,
+    reference: bool,
+) -> Laplace:
+    """See :meth:`whence.posteriors.laplace.posterior.Laplace.tune`."""
+    one_of(method, ("linearised", "sampled"), "method")
+    if not isinstance(data_scale, bool):
+        one_of(data_scale, ("auto",), "data_scale (True, False or 'auto')")
+    if data is None:
+        if method != "linearised" or num_samples is not None or generator is not None:
+            raise BadOption(
+                "without validation data the evidence is maximised, which draws nothing: method, num_samples and "
+                "generator do not apply. Pass validation data, or omit them."
+            )
+        if data_scale is True:
+            raise BadOption("the evidence cannot choose the data scale; pass validation data, or omit data_scale.")
+        return _by_evidence(posterior, per_layer)
+    network = posterior.network
+    loader = network.read(data, "validation")
+    loader.require_passes(2, "tuning")
+    search = Search(posterior, loader, method, data_scale, num_samples, generator, progress)
+    tuned = search.run(per_layer)
+    if not reference:
+        return tuned
+    from whence.where.novelty import with_reference
+
+    return with_reference(tuned, data)
+
+
+def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
+    """Maximise the evidence over the prior, and over the noise of a Gaussian likelihood."""
+    if posterior.damping is Damping.FACTORED:
+        raise BadOption("the evidence is not defined for damping='factored'; pass validation data to tune().")
+    trials = []
+    noisy = isinstance(posterior.likelihood, Gaussian) and posterior.likelihood.noise.dim() == 0
+    tuned = best = posterior
+    last = top = float(log_evidence(posterior))
+    for _ in range(ROUNDS if noisy else 1):
+        tuned = best_precision(tuned, per_layer)
+        if noisy:
+            tuned = best_noise(tuned)
+        score = float(log_evidence(tuned))
+        trials.append(Trial(_mean_factor(tuned, posterior), tuned.data_scale, -score))
+        best, top = (tuned, score) if score >= top else (best, top)
+        if abs(score - last) < 1e-9 * (abs(score) + 1):
+            break
+        last = score
+    tuned = replace(best, tuning=Tuning("evidence", trials, top))
+    _warn_if_harmful(tuned)
+    return tuned
+
+
+def _mean_factor(tuned: Laplace, start: Laplace) -> float:
+    """Geometric mean of the change of precision."""
+    return math.exp(level(tuned) - level(start))
+
+
+def _warn_if_harmful(posterior: Laplace) -> None:
+    """Give a notice if the prior chosen by the evidence makes the network underconfident."""
+    found = underconfident(posterior)
+    if found:
+        notice(
+            f"the prior that the evidence chose makes the network underconfident: {found}. Tune on validation data "
+            "instead: posterior.tune(validation_data)."
+        )
+
+
+def say_if_untuned(posterior: Laplace) -> None:
+    """Warn before a prediction with an isotropic prior that was never tuned and makes the network underconfident."""
+    if why := untuned(posterior):
+        notice(
+            f"this posterior is not tuned, and its prior precision {posterior.prior.describe()} makes the network "
+            f"underconfident: {why}. Call .tune(validation_data), or use the default prior, whence.Relative(), which "
+            "depends less on tuning."
+        )
+
+
+@remembered
+def untuned(posterior: Laplace) -> str:
+    """Why predictions with an untuned isotropic prior are poor; empty if they are not."""
+    isotropic = posterior.tuning is None and posterior.prior.number is not None
+    return underconfident(posterior, LOOKED_AT) if isotropic else ""
+
+
+def underconfident(posterior: Laplace, examples: int | None = None) -> str:
+    """Confidence below accuracy on training data, in words; empty if it is not, or if this is unknown."""
+    accuracy = posterior.record.accuracy
+    if accuracy is None or posterior.probe is None or len(posterior.record.output_shape) != 1:
+        return ""
+    inputs = posterior.probe[0] if examples is None else take(posterior.probe[0], slice(0, examples))
+    prediction: Any = predict(posterior, inputs, "linearised", "mc", None, None, False)
+    confidence = float(prediction.confidence.mean())
+    if confidence >= accuracy - LESS:
+        return ""
+    return f"mean confidence {confidence:.1%} on training data that it classifies with {accuracy:.1%} accuracy"

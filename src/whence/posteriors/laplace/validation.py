@@ -1,0 +1,229 @@
+"""Validation data for tuning: projected once and cached if memory allows, so a new prior only needs new weights.
+
+Index legend: N examples, C outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from whence.engine.batches import Batch, Data, Inputs, counted_examples
+from whence.engine.memory import sizes
+from whence.errors import BadData
+from whence.likelihoods import Likelihood
+from whence.predictive import linearised
+from whence.predictive.projection import Projection, Unshared, project
+from whence.predictive.separable import Priors
+
+if TYPE_CHECKING:
+    from whence.linalg.gaussian import BlockGaussian
+    from whence.posteriors.laplace.posterior import Laplace
+
+
+class ScaledPriors:
+    """The Gaussian of each block with its prior precision times e^r, for several r; caches the last ones."""
+
+    def __init__(self, posterior: Laplace) -> None:
+        self.posterior = posterior
+        self._last: tuple[list[float], list[Priors]] = ([], [])
+
+    def by(self, rs: list[float]) -> Iterable[Priors]:
+        if self.posterior.curvature.options.execution.offload:  # one block at a time on the device
+            return self._made(rs)
+        if self._last[0] != rs:
+            self._last = (rs, list(self._made(rs)))
+        return self._last[1]
+
+    def _made(self, rs: list[float]) -> Iterator[Priors]:
+        return (scaled_priors(gaussian, rs) for gaussian, _ in self.posterior.gaussians())
+
+
+def scaled_priors(gaussian: BlockGaussian, rs: list[float]) -> Priors:
+    return Priors([replace(gaussian, delta=gaussian.delta * math.exp(r)) for r in rs])
+
+
+@dataclass
+class ProjectedExamples:
+    """Some validation examples: their outputs, and their Jacobians in the eigenbases of the blocks."""
+
+    mean: Tensor  # [N, C]
+    projections: list[Projection]
+    targets: Tensor
+    index: int  # of their batch
+    covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r (rounded)
+
+    def covariance(self, moved: ScaledPriors, rs: list[float]) -> list[Tensor]:
+        """V under prior precisions times e^r, for each r, [N, C, C]."""
+        rs = [_key(r) for r in rs]
+        missing = [r for r in rs if r not in self.covariances]
+        if not missing:
+            return [self.covariances[r] for r in rs]
+        total: Tensor | None = None
+        for priors, projection in zip(moved.by(missing), self.projections, strict=True):
+            part = projection.weighted_priors(priors)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        found = self.covariances | dict(zip(missing, total, strict=True))
+        return [found[r] for r in rs]
+
+    @property
+    def size_of_covariances(self) -> int:
+        return sum(cov.numel() * cov.element_size() for cov in self.covariances.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for p in self.projections for t in _tensors(p))
+
+
+ByLayer = list[tuple[ProjectedExamples, list[Tensor]]]  # for each piece, for each layer: [moves, N, C, C]
+
+
+class Validation:
+    """Passes over validation data; after the first, cached projections replace the network.
+
+    If projections are too large to cache, a pass also computes the covariances expected next.
+    """
+
+    def __init__(self, data: Data, progress: bool) -> None:
+        self.data, self.progress = data, progress
+        self.count = 0  # examples of the last pass
+        self._kept: list[ProjectedExamples] | None = None
+        self._expected: list[float] = []
+        self._covariance = 0  # bytes of one
+        self._found: list[ProjectedExamples] = []  # with the covariances of earlier passes, without projections
+        self._first: ProjectedExamples | None = None  # some examples, which are always kept
+        self._room: float = sizes().cuda_validation if data.device.type == "cuda" else sizes().validation
+
+    def expect(self, rs: list[float]) -> None:
+        """Announce the r for which :meth:`covariances` will probably be called."""
+        self._expected = list(dict.fromkeys(_key(r) for r in rs))
+
+    def covariances(self, posterior: Laplace, rs: list[float]) -> Iterator[tuple[ProjectedExamples, list[Tensor]]]:
+        """Every piece with V(r) for each r, relative to the prior of ``posterior``, which must stay the same."""
+        known, moved = self._found[0].covariances if self._found else {}, ScaledPriors(posterior)
+        if all(_key(r) in known for r in rs):
+            yield from ((piece, piece.covariance(moved, rs)) for piece in self._found)
+            return
+        every, found = [*rs, *self._ahead(rs)], []
+        room = self._room - sum(piece.size_of_covariances for piece in self._found)
+        for piece in self.pieces(posterior):
+            covs = piece.covariance(moved, every)
+            yield piece, covs[: len(rs)]
+            if self._kept is not None:
+                self._keep_covariances(piece, rs, covs)
+                continue
+            light = replace(piece, projections=[], covariances=dict(zip(map(_key, every), covs, strict=True)))
+            room -= light.size_of_covariances
+            found.append(light)
+            if room < 0:
+                found, room = [], -math.inf
+        if found and self._kept is None:
+            self._found = [_joined(a, b) for a, b in zip(self._found or found, found, strict=True)]
+
+    def first_covariances(self, posterior: Laplace, rs: list[float]) -> list[Tensor]:
+        """V(r) of only the first examples, after a pass."""
+        assert self._first is not None
+        return self._first.covariance(ScaledPriors(posterior), rs)
+
+    def _ahead(self, rs: list[float]) -> list[float]:
+        """The r that a pass computes in advance; none if projections are cached, or if they would not fit."""
+        if self._kept is not None or not self.count:
+            return []
+        asked = {_key(r) for r in rs}
+        ahead = [r for r in self._expected if r not in asked]
+        return ahead if (len(rs) + len(ahead)) * self.count * self._covariance <= self._room else []
+
+    def by_layer(self, posterior: Laplace, moves: list[float]) -> ByLayer | None:
+        """V of each layer with its prior precision times e^m, for each m and piece; None if it would not fit."""
+        if len(posterior.curvature.groups) * len(moves) * self.count * self._covariance > self._room:
+            return None
+        found: ByLayer = []
+        moved = ScaledPriors(posterior)
+        for piece in self.pieces(posterior):
+            each = zip(moved.by(moves), piece.projections, strict=True)
+            parts = [projection.weighted_priors(priors) for priors, projection in each]
+            found.append((replace(piece, projections=[]), parts))
+        return found
+
+    def pieces(self, posterior: Laplace) -> Iterator[ProjectedExamples]:
+        """The data in pieces that fit the memory budget. Only the eigenbases of ``posterior`` matter here."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        self.count, used = 0, 0
+        kept: list[ProjectedExamples] = []
+        for piece in self._projected(posterior):
+            self.count += len(piece.mean)
+            self._first = self._first or replace(piece, covariances={})
+            self._covariance = piece.mean.shape[-1] ** 2 * piece.mean.element_size()
+            used += piece.bytes
+            if used <= self._room:
+                kept.append(piece)
+            else:
+                kept.clear()
+            yield piece
+        if used <= self._room:
+            self._kept, self._room = kept, self._room - used
+
+    def _keep_covariances(self, piece: ProjectedExamples, rs: list[float], found: list[Tensor]) -> None:
+        """Keep all covariances of a pass or none, since they are in one tensor."""
+        new = {r: cov for r, cov in zip(map(_key, rs), found, strict=True) if r not in piece.covariances}
+        size = sum(cov.numel() * cov.element_size() for cov in new.values())
+        if size <= self._room:
+            piece.covariances |= new
+            self._room -= size
+
+    def _projected(self, posterior: Laplace) -> Iterator[ProjectedExamples]:
+        for batch in self.batches(posterior.likelihood):
+            targets = batch.targets
+            for inputs in linearised.pieces(posterior, one(batch.inputs)):
+                found = linearised.fitting(posterior, lambda x: projected(posterior, x), inputs, "tuning")
+                for mean, projections in found:
+                    yield ProjectedExamples(mean, projections, targets[: len(mean)], batch.index)
+                    targets = targets[len(mean) :]
+
+    def batches(self, likelihood: Likelihood) -> Iterator[Batch]:
+        """One pass over the examples with valid targets, with a progress bar if it takes long."""
+        total, hidden, found = self.data.length(), not self.progress, False
+        for batch in tqdm(self.data, "tuning", total, unit="batch", delay=3, leave=False, disable=hidden):
+            counted, rows = counted_examples(batch, likelihood.counts)
+            if len(rows):
+                found = True
+                yield counted
+        if not found:
+            raise BadData("the validation data contain no valid target: every label is ignore_index.")
+
+
+def _joined(one: ProjectedExamples, other: ProjectedExamples) -> ProjectedExamples:
+    return replace(other, covariances=one.covariances | other.covariances)
+
+
+def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projection]]:
+    """One forward and backward pass, and one rotation into the eigenbasis of each block."""
+    mean, grads = linearised.differentiate(posterior, inputs)
+    keep = posterior.curvature.keep
+    found = [project(gaussian, blocks, grads, keep) for gaussian, blocks in posterior.gaussians()]
+    return mean.detach(), [replace(p, left=None, unrotated=None) if isinstance(p, Unshared) else p for p in found]
+
+
+def _key(r: float) -> float:
+    """A key that is the same for values summed in another order."""
+    return round(r, 9)
+
+
+def one(inputs: Any) -> Any:
+    """Inputs for ``predict``, which reads a list as a loader."""
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def _tensors(projection: Any) -> list[Tensor]:
+    """The tensors of a projection."""
+    assert is_dataclass(projection)
+    values = [getattr(projection, f.name) for f in fields(projection)]
+    return [v for v in values if isinstance(v, Tensor)]

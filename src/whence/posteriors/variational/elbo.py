@@ -1,0 +1,262 @@
+"""Maximising the ELBO, E_q[log p(D | w)] − KL(q ‖ p), estimated on batches.
+
+Index legend: N examples, S draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from whence.engine.batches import Data, Inputs, size_of
+from whence.engine.randomness import derived_seed
+from whence.errors import BadOption, NotConverged, need
+from whence.functional import arguments, call_with, output_tensor
+from whence.likelihoods import Likelihood
+from whence.posteriors.variational.module import VariationalModule
+from whence.training.feed import Feed
+from whence.training.loop import EpochRecord, Tensors, Trainable
+from whence.training.step import LossValues
+
+KlSchedule = Literal["plain", "blundell"] | int | float
+VALIDATION_DRAWS = 8
+LOOKED_AT = 256  # steps on a GPU between checks of the losses
+
+
+@dataclass(frozen=True)
+class KlWeight:
+    """Weight of the KL: ``temperature`` · schedule. "plain" and "blundell" average to the temperature over an epoch."""
+
+    temperature: float = 1.0
+    schedule: KlSchedule = "plain"
+
+    def __post_init__(self) -> None:
+        t, schedule = self.temperature, self.schedule
+        if isinstance(t, bool) or not isinstance(t, (int, float)) or not (math.isfinite(t) and t >= 0):
+            raise BadOption(f"kl_weight={t!r} must be a number of at least 0; 1 is the plain ELBO.")
+        number = isinstance(schedule, (int, float)) and not isinstance(schedule, bool)
+        if schedule not in ("plain", "blundell") and not (number and 0 < float(schedule) < math.inf):
+            raise BadOption(
+                f"kl_schedule={schedule!r} is neither 'plain', 'blundell' nor a positive number of warm-up epochs."
+            )
+
+    def at(self, epoch: int, step: int, steps: int) -> float:
+        """The weight at step 0, 1 … of an epoch with ``steps`` steps."""
+        if self.schedule == "plain":
+            return self.temperature
+        if self.schedule == "blundell":
+            return self.temperature * steps * blundell(step, steps)
+        return self.temperature * min(1.0, (epoch + (step + 1) / steps) / float(self.schedule))
+
+    def describe(self, last: float | None) -> str:
+        """The objective, if it was not the ELBO itself; ``last`` is the mean weight of the last epoch."""
+        if last is not None and not isinstance(self.schedule, str) and last < self.temperature * (1 - 1e-9):
+            return f"tempered: KL × {last:.3g}, before the end of a warm-up over {self.schedule:g} epochs"
+        return "" if self.temperature == 1.0 else f"tempered: KL × {self.temperature:g}"
+
+
+def blundell(step: int, steps: int) -> float:
+    """π_i = 2^(M−i) / (2^M − 1) for i = 1 … M: Blundell et al. (2015), section 3.4. They sum to one."""
+    return 2.0 ** -(step + 1) / -math.expm1(-steps * math.log(2.0))
+
+
+@dataclass(frozen=True)
+class ElboEpoch(EpochRecord):
+    """One epoch. ``nll`` is summed over the data set and ``kl`` over the weights; both are averaged over its steps."""
+
+    epoch: int
+    elbo: float  # −nll − kl, independent of the KL weight
+    nll: float
+    kl: float
+    kl_weight: float
+    lr: float
+    validation: float | None  # mean negative log likelihood of the averaged prediction
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        checked = "" if self.validation is None else f", validation {self.validation:.4g}"
+        return f"elbo {self.elbo:.5g}, kl {self.kl:.4g} × {self.kl_weight:.3g}{checked}"
+
+
+@dataclass(frozen=True)
+class History:
+    """One record for each epoch."""
+
+    rows: tuple[ElboEpoch, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ElboEpoch]:
+        return iter(self.rows)
+
+    def __getitem__(self, index: int) -> ElboEpoch:
+        return self.rows[index]
+
+    def to_pandas(self) -> Any:
+        """The records as a ``pandas.DataFrame``."""
+        columns = [f.name for f in fields(ElboEpoch)]
+        return need("pandas", "pandas").DataFrame([asdict(row) for row in self.rows], columns=columns)
+
+
+class ElboTraining(Trainable[ElboEpoch]):
+    """Minimises [(N / |batch|) Σ NLL + weight · KL] / N by Adam."""
+
+    label = "variational"
+    record: ClassVar = ElboEpoch
+
+    def __init__(
+        self,
+        module: VariationalModule,
+        feed: Feed,
+        likelihood: Likelihood,
+        *,
+        size: int,
+        steps: int,
+        validation: Data | None = None,
+        lr: float = 1e-3,
+        lr_std: float = 1e-3,
+        num_samples: int = 1,
+        kl_draws: int = 1,
+        kl_weight: KlWeight | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.module, self.feed, self.likelihood, self.validation = module, feed, likelihood, validation
+        self.size, self.seed, self.device = size, seed, feed.device
+        self.steps = self._steps = steps
+        self.num_samples, self.kl_draws, self.kl_weight = num_samples, kl_draws, kl_weight or KlWeight()
+        self.optimiser = make_optimiser(module, lr, lr_std)
+        remedy = f"Lower lr={lr:g} or lr_std={lr_std:g}, or check the data of that batch."
+        self._losses = StepLosses(module, kl_draws, 0, remedy)
+        self._step, self._weight, self._weights = 0, 0.0, 0.0  # step, last KL weight and their sum
+
+    def begin(self, epoch: int) -> Iterator[tuple[Inputs, Tensor]]:
+        self.module.train()
+        self._losses = StepLosses(self.module, self.kl_draws, epoch, self._losses.remedy)
+        self._step, self._weights = 0, 0.0
+        return self.feed.epoch(derived_seed(self.seed, "order", epoch))
+
+    def loss(self, inputs: Inputs, targets: Tensor) -> LossValues:
+        nll, kl = nll_and_kl(
+            self.module, self.likelihood, inputs, targets, self.size, self.num_samples, self.kl_draws, self._step
+        )
+        self._weight = self.kl_weight.at(self._losses.epoch, self._step, self._steps)
+        return (nll + self._weight * kl) / self.size, torch.stack([nll.detach(), kl.detach()])
+
+    def before_update(self, values: Tensor, targets: Tensor) -> None:
+        self.optimiser.found_inf = self._losses.add(values)  # type: ignore[attr-defined]
+        self._step, self._weights = self._step + 1, self._weights + self._weight
+        if self.device.type == "cpu" or self._step % LOOKED_AT == 0:
+            self._losses.read()
+
+    def end(self, epoch: int, lr: float) -> ElboEpoch:
+        losses = self._losses
+        losses.read()
+        nll, kl = losses.nll / losses.steps, losses.kl / losses.steps
+        checked = None
+        if self.validation is not None:
+            seed = derived_seed(self.seed, "validation", epoch)
+            checked = predictive_nll(self.module, self.validation, self.likelihood, VALIDATION_DRAWS, seed)
+        return ElboEpoch(epoch + 1, -nll - kl, nll, kl, self._weights / losses.steps, lr, checked)
+
+    def quality(self, record: ElboEpoch) -> float | None:
+        return None if record.validation is None else -record.validation
+
+    def state(self) -> Tensors:
+        return self.module.blocks.state_dict()
+
+    def load_state(self, tensors: Tensors) -> None:
+        self.module.blocks.load_state_dict(tensors)
+
+    def finish(self) -> None:
+        self.module.eval()
+
+
+class StepLosses:
+    """The losses of an epoch, which stay on the device until they are read, so that no step waits for the host.
+
+    After the first loss that is not finite, Adam changes nothing (``found_inf``), so that the layer can be named later.
+    """
+
+    def __init__(self, module: VariationalModule, kl_draws: int, epoch: int, remedy: str) -> None:
+        self.module, self.kl_draws, self.epoch, self.remedy = module, kl_draws, epoch, remedy
+        self.nll, self.kl, self.steps = 0.0, 0.0, 0  # sums of the losses read so far
+        self._unseen: list[Tensor] = []
+        self._failed: Tensor | None = None
+
+    def add(self, values: Tensor) -> Tensor:
+        """Add a step's (NLL, KL); return 1.0 on the device if any step so far was not finite, else 0.0."""
+        self._unseen.append(values)
+        failed = (~torch.isfinite(values).all()).float()
+        self._failed = failed if self._failed is None else torch.maximum(self._failed, failed)
+        return self._failed
+
+    def read(self) -> None:
+        """Read and add the new losses; raise at the first that is not finite."""
+        if not self._unseen:
+            return
+        for nll, kl in torch.stack(self._unseen).cpu().double().tolist():
+            self._refuse_not_finite(nll, kl)
+            self.nll, self.kl, self.steps = self.nll + nll, self.kl + kl, self.steps + 1
+        self._unseen = []
+
+    def _refuse_not_finite(self, nll: float, kl: float) -> None:
+        """Raise an error that names the layer and the step."""
+        place = f"at step {self.steps + 1} of epoch {self.epoch + 1}"
+        if not math.isfinite(kl):
+            with torch.no_grad():
+                parts = self.module.kl_by_layer(self.kl_draws)
+            layer = next((n for n, v in parts.items() if not bool(torch.isfinite(v))), "?")
+            value = float(parts.get(layer, kl))
+            raise NotConverged(f"the KL of layer {layer!r} became {value:g} {place}. {self.remedy}")
+        if not math.isfinite(nll):
+            raise NotConverged(f"the negative log likelihood became {nll:g} {place}. {self.remedy}")
+
+
+def make_optimiser(module: VariationalModule, lr: float, lr_std: float) -> torch.optim.Adam:
+    """Adam, with separate learning rates for the means and the covariance."""
+    means = [mean for block in module.variational_blocks() for mean in block.locs]
+    known = {id(p) for p in means}
+    others = [p for p in module.blocks.parameters() if id(p) not in known]
+    return torch.optim.Adam([{"params": means, "lr": lr}, {"params": others, "lr": lr_std}], fused=True)
+
+
+def nll_and_kl(
+    module: VariationalModule,
+    likelihood: Likelihood,
+    inputs: Inputs,
+    targets: Tensor,
+    size: int,
+    num_samples: int = 1,
+    kl_draws: int = 1,
+    index: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """(N / |batch|) Σ NLL, averaged over ``num_samples`` forward passes, and the KL; ``index`` numbers the batch."""
+    total = torch.zeros((), device=next(module.parameters()).device)
+    for _ in range(num_samples):
+        outputs = module.outputs(inputs)
+        total = total + likelihood.nll(outputs, likelihood.check(outputs, targets, index)).sum()
+    return total * (size / (size_of(inputs) * num_samples)), module.kl(kl_draws)
+
+
+@torch.no_grad()
+def predictive_nll(module: VariationalModule, data: Data, likelihood: Likelihood, draws: int, seed: int) -> float:
+    """Mean over examples of −log (1/S) Σ_s p(y | x, w_s), with weight draws shared by all batches."""
+    values = module.sample(draws, torch.Generator().manual_seed(seed))
+    total, seen = 0.0, 0
+    for batch in data:
+        args, kwargs = arguments(batch.inputs)
+        each = []
+        for s in range(draws):
+            weights = {n: v[s] for n, v in values.items()}
+            outputs = output_tensor(call_with(module.model, weights, args, kwargs))
+            targets = likelihood.check(outputs, batch.targets, batch.index)
+            each.append(likelihood.nll(outputs, targets).double())
+        total += float((math.log(draws) - torch.logsumexp(-torch.stack(each), dim=0)).sum())
+        seen += size_of(batch.inputs)
+    return total / seen

@@ -1,0 +1,200 @@
+"""Draws of the linearised network, for outputs that are too many for one backward pass each.
+
+f*(x) ± J(x) z for directions z ~ N(0, Σ) in weight space, one forward-mode pass each. In pairs the mean over the draws
+is exactly f*(x), and E[J z zᵀ Jᵀ] = J Σ Jᵀ, so the variance needs no correction for an estimated mean.
+
+Index legend: S directions, N inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.curvature.jvp import tangents
+from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
+from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.errors import BadOption, EmptyData, NotDefined, notice
+from whence.functional import Network
+from whence.likelihoods import Gaussian, Likelihood
+from whence.predictive.links import predict_draws
+from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
+from whence.predictive.projection import GaussianWeights
+from whence.predictive.sampled import BATCH, FunctionDraws
+
+DIRECTIONS = 32  # the variance of an output has a relative standard error of √(2 / 32) = 25%
+BACKWARD = 4  # cost of one backward column in forward passes, roughly
+FORWARD_MODE = 3  # cost of one direction, relative to a backward column
+ROOM = 4  # copies of all outputs that a prediction holds
+
+
+class LinearisedDraws(FunctionDraws):
+    """A fixed set of functions x → f*(x) ± J(x) z."""
+
+    def __init__(self, network: Network, directions: Mapping[str, Tensor], likelihood: Likelihood) -> None:
+        self.network, self.directions, self.likelihood = network, dict(directions), likelihood
+        self.pairs = len(next(iter(self.directions.values())))
+
+    def __len__(self) -> int:
+        return 2 * self.pairs
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            raise NotDefined("draws of the linearised network come in pairs; take fewer with num_samples=.")
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"draw {index} of {len(self)}")
+        place = index % len(self)
+        which, sign = place % self.pairs, 1.0 if place < self.pairs else -1.0
+        one = {n: v[which : which + 1] * sign for n, v in self.directions.items()}
+        alone = LinearisedDraws(self.network, one, self.likelihood)
+
+        def function(x: Any) -> Tensor:
+            mean, moved = alone.moved(x)
+            return mean + moved[0]
+
+        return function
+
+    def modules(self) -> list[nn.Module]:
+        """Not available: the linearised network is no plain module."""
+        raise NotDefined("draws of the linearised network are no plain networks; serve weight draws with as_module().")
+
+    def pieces(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """f*(x) [N, …] and J(x) z [S, N, …] of some inputs at a time, as many as fit into memory."""
+        step: int | None = None
+        limits = ChunkLimits()
+        for piece in self.network.pieces(x, BATCH):
+            if step is None:
+                one = self.network(take(piece, slice(0, 1)))
+                each = one.numel() * one.element_size() * len(self) * ROOM
+                step = max(1, int(sizes().one_tensor(self.network.device) // max(each, 1)))
+            for some in cut(piece, step):
+                yield from self._in_parts(some, limits)
+        limits.notify("the prediction")
+
+    def _in_parts(self, inputs: Inputs, limits: ChunkLimits) -> Iterator[tuple[Tensor, Tensor]]:
+        return in_parts_that_fit(
+            inputs,
+            lambda some: tangents(self.network, some, self.directions),
+            limits=limits,
+            size=size_of,
+            split=lambda some, size: list(cut(some, size)),
+            device=self.network.device,
+            too_large=lambda _: (
+                f"one input under {self.pairs} directions does not fit into the memory of {self.network.device}. Take "
+                "fewer with num_samples=…, or select fewer weights with layers=…."
+            ),
+        )
+
+    def moved(self, x: Any) -> tuple[Tensor, Tensor]:
+        """f*(x) [N, …], and J(x) z of each direction [S, N, …]."""
+        parts = list(self.pieces(x))
+        return joined((mean for mean, _ in parts), dim=0), joined((moved for _, moved in parts), dim=1)
+
+    def outputs(self, x: Any) -> Tensor:
+        mean, moved = self.moved(x)
+        return mean + torch.cat([moved, -moved])
+
+    def predict(self, x: Any) -> Prediction:
+        """All inputs together, without keeping their draws."""
+        parts: list[Any] = []
+        known = _Lazy()
+        for mean, moved in self.pieces(x):
+            part: Any = self.predict_moved(mean, moved)
+            if not isinstance(part, CountPrediction):  # the others have values that would keep the draws
+                known = known if parts else part._lazy
+                part = replace(part, _lazy=_Lazy())
+            parts.append(part)
+        if not parts:
+            raise EmptyData("there are no inputs.")
+        first = parts[0]
+        values: dict[str, Any] = {}
+        for f in fields(first):
+            value = getattr(first, f.name)
+            if isinstance(value, Tensor):
+                values[f.name] = joined((getattr(p, f.name) for p in parts), dim=example_dim(f.name))
+            else:
+                values[f.name] = self._lazily(known, x) if isinstance(value, _Lazy) else value
+        return type(first)(**values)  # type: ignore[no-any-return]
+
+    def predict_moved(self, mean: Tensor, moved: Tensor) -> Prediction:
+        """The prediction from outputs and their derivatives along the directions."""
+        if not isinstance(self.likelihood, Gaussian):
+            return predict_draws(self.likelihood, mean + torch.cat([moved, -moved]))
+        noise = self.likelihood.variance(mean).reshape(mean.shape)
+        covariance = None if moved.dim() != 3 else lambda: _covariance(moved)
+        return RegressionPrediction(mean, noise, moved.square().mean(0), _lazy=_Lazy(covariance))
+
+    def _lazily(self, known: _Lazy, x: Any) -> _Lazy:
+        """What is computed from all inputs, again, when it is asked for."""
+
+        def again(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            def checked() -> Tensor:
+                if not is_inputs(x):
+                    raise NotDefined("draws for a loader are not kept; predict from a tensor, or batch by batch.")
+                return compute()
+
+            return checked
+
+        covariance = None if known.covariance is None else again(lambda: _covariance(self.moved(x)[1]))
+        samples: Callable[[], Tensor] | None = None
+        if known.samples is not None:
+            samples = again(lambda: self._samples(x))
+        return _Lazy(covariance, samples, known.why_not)
+
+    def _samples(self, x: Any) -> Tensor:
+        found: Any = predict_draws(self.likelihood, self.outputs(x))
+        return found.samples  # type: ignore[no-any-return]
+
+
+def _covariance(moved: Tensor) -> Tensor:
+    """Of the outputs, [N, C, C]."""
+    return torch.einsum("snc,snd->ncd", moved, moved) / len(moved)
+
+
+def directions_for(
+    posterior: GaussianWeights, x: Any, probes: Any, num_samples: int | None, what: str = "predict()"
+) -> int | None:
+    """Number of directions to draw; None if all outputs are differentiated instead.
+
+    Always for dense outputs, otherwise by cost, or as ``probes`` says; ``num_samples`` draws are half as many.
+    """
+    wanted = DIRECTIONS if num_samples is None else -(-num_samples // 2)
+    if isinstance(probes, int):
+        if num_samples is not None:
+            raise BadOption("probes= and num_samples= both say how many draws; pass one of them.")
+        return probes
+    dense = len(posterior.output_shape) != 1
+    if probes == "exact" and dense:
+        raise NotDefined(
+            "linearised predictions of dense outputs are by draws of the linearised network; pass probes= or "
+            "num_samples= for their number."
+        )
+    if dense:
+        return wanted
+    outputs, cost = posterior.output_shape[0], FORWARD_MODE * wanted
+    if probes == "exact" or outputs <= cost or not (is_inputs(x) or isinstance(x, Sized)):
+        return None
+    first = next(posterior.network.pieces(x, BATCH))
+    inputs = size_of(x) if is_inputs(x) else size_of(first) * len(x)
+    one = posterior.plan.record(take(first, slice(0, 1)), 1)
+    work = BACKWARD * outputs * inputs * one.multiplications
+    if one.is_last_layer or work <= sizes().exact_work(posterior.network.device):
+        return None
+    notice(
+        f"{what} uses {2 * wanted} draws of the linearised network instead of differentiating all "
+        f"{outputs:,} outputs; probes='exact' takes about {outputs / cost:.0f} times as long."
+    )
+    return wanted
+
+
+def linearised_draws(
+    posterior: GaussianWeights, count: int, generator: torch.Generator | None = None
+) -> LinearisedDraws:
+    """``count`` directions of a posterior; the same ones every time unless a ``generator`` is passed."""
+    device = posterior.network.device
+    generator = torch.Generator(device).manual_seed(0) if generator is None else generator
+    return LinearisedDraws(posterior.network, posterior.deviations(count, generator), posterior.likelihood)

@@ -1,0 +1,68 @@
+"""The units of a block: rows of a matrix, filters, channels, attention heads, rows of a table.
+
+Index legend: P weights of a block, E Kronecker pairs, O outputs of a pair, U units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whence.functional import Network
+from whence.recording.blocks import Block, owner_of
+
+NAMES = {"Linear": "row", "Embedding": "row", "Conv": "filter", "Norm": "channel"}
+
+
+@dataclass(frozen=True)
+class Units:
+    """Which unit each weight of a block belongs to."""
+
+    kind: str  # "row", "filter", "channel", "head"
+    count: int
+    of_weight: Tensor  # [P], in the block's flat order
+    of_row: Tensor | None  # [E · O], where the block is a matrix
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum values of weights [..., P] by unit, [..., U]."""
+        index = self.of_weight.to(values.device)
+        return values.new_zeros(*values.shape[:-1], self.count).index_add(-1, index, values)
+
+
+def units_of(network: Network, block: Block) -> Units:
+    """Units: output rows of a matrix, heads of a packed attention projection, otherwise the first dimension."""
+    heads = _heads(network, block)
+    if block.form is None:
+        index = torch.cat([_first_dimension(p.shape) for p in block.params])
+        return Units(_kind(block), int(index.max()) + 1, index, None)
+    pairs, outputs, _ = block.form.native
+    rows = torch.arange(pairs * outputs) if heads is None else heads
+    native = rows.reshape(pairs, outputs, 1).expand(block.form.native)
+    return Units(
+        _kind(block) if heads is None else "head", int(rows.max()) + 1, block.form.unpack(native.clone()), rows
+    )
+
+
+def _kind(block: Block) -> str:
+    return next((name for part, name in NAMES.items() if part in block.kind), "row")
+
+
+def _first_dimension(shape: tuple[int, ...]) -> Tensor:
+    first = shape[0] if shape else 1
+    size = torch.Size(shape).numel()
+    return torch.arange(first).repeat_interleave(size // max(first, 1))
+
+
+def _heads(network: Network, block: Block) -> Tensor | None:
+    """The head of each row of attention's q, k and v projections, [E · O]; None for other blocks."""
+    if block.form is None or block.form.inputs_first:
+        return None
+    module = network.module.get_submodule(owner_of(block.params[0].name))
+    if not isinstance(module, nn.MultiheadAttention):
+        return None
+    rows = block.form.pairs * block.form.outputs
+    if rows % module.embed_dim:
+        return None
+    return torch.arange(rows) % module.embed_dim // (module.embed_dim // module.num_heads)

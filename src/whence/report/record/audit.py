@@ -1,0 +1,223 @@
+"""The record of an audit: one class for each section, row and cell that the page shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from whence.report.record.common import (
+    Bins,
+    Count,
+    Estimate,
+    Header,
+    LayerName,
+    Message,
+    MetricName,
+    Number,
+    Numbers,
+    PlainAndBayesian,
+    RejectionCurve,
+    Run,
+    Sentence,
+    Sentences,
+    SetSize,
+    TaskName,
+    Tone,
+)
+from whence.report.record.comparison import ComparisonSection
+from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
+
+RATE = "error rate"  # Deferral.error if answers are right or wrong
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """The network that was audited, and the number of its Bayesian weights."""
+
+    kind: str
+    parameters: Count
+    bayesian: Count
+    layers: Count
+
+
+@dataclass(frozen=True)
+class TrainingSize:
+    """Number of inputs that the posterior was fitted to."""
+
+    inputs: Count
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sets behind an audit."""
+
+    train: TrainingSize | None
+    test: SetSize | None
+    validation: SetSize | None
+    ood: SetSize | None
+    input_shape: tuple[Count, ...] | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the verdict."""
+
+    label: str
+    words: Sentence
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Summary of the sections."""
+
+    words: Sentence
+    tone: Tone
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Metric(MetricName):
+    """A metric of the plain network and of the posterior, and the paired difference between the two."""
+
+    plain: Estimate | None
+    bayesian: Estimate | None
+    difference: Estimate | None
+
+
+@dataclass(frozen=True)
+class Uncertainties:
+    """Sorted uncertainties of the inputs of both sets."""
+
+    name: str
+    label: str
+    test: PlainAndBayesian[Numbers] | None
+    ood: PlainAndBayesian[Numbers] | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good the uncertainties are, on test data."""
+
+    metrics: tuple[Metric, ...]
+    reliability: PlainAndBayesian[Bins] | None
+    uncertainty: Uncertainties | None
+    words: Sentences
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Results of a threshold on the validation data."""
+
+    coverage: Number
+    error: Number
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Results of a threshold on test data, for answered and for deferred inputs."""
+
+    coverage: Estimate
+    error: Estimate | None
+    deferred_error: Estimate | None
+
+
+@dataclass(frozen=True)
+class DeferralRule:
+    """Defer inputs whose uncertainty is above a threshold, which is null if none are answered."""
+
+    aim: Literal["max_error", "coverage"]
+    target: float
+    confidence: Number
+    threshold: Number
+    answers: Literal["all", "some", "none"]
+    validation: Chosen
+    test: Reached
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """Deferral to a person, with thresholds chosen on validation data."""
+
+    measure: str
+    label: str
+    error: str
+    rows: tuple[DeferralRule, ...]
+    curve: PlainAndBayesian[RejectionCurve] | None
+    words: Sentences
+
+    @property
+    def is_rate(self) -> bool:
+        return self.error == RATE
+
+
+@dataclass(frozen=True)
+class TrainingFit:
+    """How well the network fits its training data."""
+
+    examples: Number
+    accuracy: Number
+    confidence: Number
+
+
+@dataclass(frozen=True)
+class PosteriorSummary:
+    """The posterior in a few values."""
+
+    kind: str
+    describe: str
+    structure: str | None
+    curvature: str | None
+    prior_precision: Number
+    data_scale: Number
+    tuned_on: Literal["nothing", "evidence", "validation data"]
+    log_evidence: Number
+    training: TrainingFit | None
+    prior: str | None = None
+
+
+@dataclass(frozen=True)
+class BlockStructure:
+    """The covariance structure of a layer, and its reason."""
+
+    name: LayerName
+    kind: str
+    parameters: Count
+    structure: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditRun(Run):
+    """How an audit was made, and what it does not cover."""
+
+    posterior: PosteriorSummary
+    structures: tuple[BlockStructure, ...]
+    covered: Number
+    not_covered: tuple[Message, ...]
+    interrupted: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRecord(Header):
+    """The result of whence.audit. A section that is null was not computed; run.left_out says why. Numbers that are not
+    finite are null."""
+
+    schema: Literal["whence.audit/1"]
+    task: TaskName
+    classes: tuple[str, ...] | None
+    network: NetworkSize
+    data: Data
+    verdict: Verdict
+    quality: Quality | None
+    comparison: ComparisonSection | None
+    deferral: Deferral | None
+    layers: tuple[Layer, ...] | None
+    profile: Profile | None
+    sensitivity: tuple[Sensitivity, ...] | None
+    maps: tuple[WeightMap, ...] | None
+    inputs: tuple[ShownInput, ...] | None
+    novelty: Novelty | None
+    pruning: Pruning | None
+    answers: tuple[Answer, ...] | None
+    run: AuditRun

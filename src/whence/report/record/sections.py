@@ -1,0 +1,276 @@
+"""The sections of an audit about the inside of the network and single inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from whence.report.record.common import (
+    Count,
+    Estimate,
+    Grid,
+    Label,
+    LayerName,
+    Nested,
+    Number,
+    Numbers,
+    Sentence,
+    Sentences,
+    SetName,
+)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A layer's share of the predictive variance; ``share_low`` and ``share_high`` are its extremes with
+    the prior precision divided by ten, unchanged, and times ten (test data)."""
+
+    variance_share: Number
+    prior_share: Number
+    explained: Number
+    share_low: float | None = None
+    share_high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A row of the layer table."""
+
+    name: LayerName
+    kind: str
+    parameters: int | None
+    std: Number
+    identified: Number
+    identified_q05: Number
+    identified_q50: Number
+    identified_q95: Number
+    effective_parameters: Number
+    signal_to_noise: Number
+    curvature: float | None = None
+    relative_curvature: float | None = None
+    disagreement: Number
+    structure: str
+    test: Shares | None
+    ood: Shares | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of the network in the profile."""
+
+    id: str
+    parent: str | None
+    level: Literal["network", "layer", "unit", "group"]
+    label: Label
+    weights: Count
+    layer: LayerName | None
+    unit: int | None
+
+
+@dataclass(frozen=True)
+class View:
+    """Shares for some inputs, one per node; those of children sum to their parent's."""
+
+    key: str
+    kind: Literal["set", "difference", "prior", "class", "input"]
+    label: str
+    inputs: Count
+    variance: Number
+    share: Numbers
+    prior_share: Numbers
+    explained: Numbers
+
+
+@dataclass(frozen=True)
+class NegativeShare:
+    """A node whose share in a view is below zero."""
+
+    id: str
+    view: str
+    share: Number
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the predictive variance comes from; in ``nodes`` parents come before children."""
+
+    measure: Literal["variance"]
+    note: Sentence
+    prior_precision: Number
+    residual: Number
+    nodes: tuple[Node, ...]
+    views: tuple[View, ...]
+    negative: tuple[NegativeShare, ...]
+    words: Sentences
+    prior: str | None = None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A layer's share with the prior precision multiplied by a factor."""
+
+    factor: Number
+    name: LayerName
+    variance_share: Number
+    explained: Number
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Weights at their positions, of one unit or of all."""
+
+    label: str
+    unit: int | None
+    weight: Grid
+    std: Grid
+    identified: Grid
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """Maps of a layer's weights."""
+
+    layer: LayerName
+    parameter: Label
+    kind: Literal["pixels", "filters", "matrix"]
+    height: Count
+    width: Count
+    note: Sentence
+    tiles: tuple[Tile, ...]
+
+
+class Probability(NamedTuple):
+    """Probability of one class."""
+
+    name: str
+    value: Number
+
+
+class Feature(NamedTuple):
+    """Value of one column of a table."""
+
+    name: str
+    value: Number
+
+
+class LayerShare(NamedTuple):
+    """A layer's share of one input's variance."""
+
+    name: LayerName
+    share: Number
+
+
+@dataclass(frozen=True)
+class PredictedNumber:
+    """Mean and standard deviation of one output."""
+
+    mean: Number
+    std: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownInput:
+    """One of the most uncertain inputs; ``view`` is its key in the profile."""
+
+    set: SetName
+    index: Count
+    view: str | None
+    predicted: str | None
+    target: str | None
+    correct: bool | None
+    uncertainty: Number
+    aleatoric: Number
+    epistemic: Number
+    confidence: Number
+    p_value: Number
+    probs: tuple[Probability, ...] | None
+    prediction: PredictedNumber | None
+    pixels: tuple[Any, ...] | None
+    row: tuple[Feature, ...] | None
+    layers: tuple[LayerShare, ...]
+    words: Sentence
+
+
+@dataclass(frozen=True)
+class LayerQuantiles:
+    """Quantiles of the unexplained fraction in a layer over a set, and the share of inputs that is flagged."""
+
+    name: LayerName
+    q05: Number
+    q25: Number
+    q50: Number
+    q75: Number
+    q95: Number
+    flagged: Number
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Number of values between two edges."""
+
+    edges: Numbers
+    counts: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class NoveltyOfSet:
+    """Novelty of the inputs of a set, by layer and overall."""
+
+    key: Literal["reference", "test", "ood"]
+    label: str
+    inputs: Count
+    flagged: Number
+    layers: tuple[LayerQuantiles, ...]
+    p_values: Histogram | None
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How well a score separates test inputs from out-of-distribution inputs."""
+
+    name: str
+    label: str
+    auroc: Estimate
+    fpr95: Estimate
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """Novelty of inputs relative to the training data."""
+
+    reference: Count
+    names: tuple[LayerName, ...]
+    level: Number
+    sets: tuple[NoveltyOfSet, ...]
+    detectors: tuple[Detector, ...] | None
+    words: Sentences
+
+
+@dataclass(frozen=True)
+class PrunedNetwork:
+    """The network without some of its weights, and its scores on test data."""
+
+    by: str
+    fraction: Number
+    sparsity: Number
+    parameters: Count
+    accuracy: Number
+    rmse: Number
+    nll: Number
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Performance as weights are pruned, by criterion."""
+
+    rows: tuple[PrunedNetwork, ...]
+    words: Sentences
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question about a profile, in words and numbers."""
+
+    question: Sentence
+    words: Sentence
+    numbers: Nested

@@ -1,0 +1,173 @@
+"""An audit's record in the terminal. Nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.text import Text
+
+from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Quality
+from whence.report.record.sections import Answer, Layer, Novelty, Shares
+from whence.report.terminal.comparison import comparison_sections
+from whence.report.terminal.tables import (
+    WIDE,
+    add_row,
+    bar,
+    bullets,
+    estimate,
+    facts,
+    missing_facts,
+    new_table,
+    number,
+    percent,
+    run_facts,
+    section,
+    tenths,
+    whole,
+)
+
+STYLES = {"good": "green", "mixed": "yellow", "poor": "red", "note": "dim", "unknown": "dim"}
+MARKS = {"good": "+", "mixed": "~", "poor": "!", "note": ">", "unknown": "?"}
+ARROWS = {"lower": " ↓", "higher": " ↑"}
+JUDGED = {"better": "green", "worse": "red"}
+
+
+def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
+    """The terminal view of an audit: verdict, quality, methods, deferral, layers, answers."""
+    wide, compared = width >= WIDE, record.comparison
+    parts: list[RenderableType | None] = [
+        _verdict(record),
+        _quality(record.quality, wide) if record.quality else None,
+        Group(*comparison_sections(compared, width), *bullets(compared.words)) if compared else None,
+        _deferral(record.deferral, wide) if record.deferral else None,
+        _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
+        _novelty(record.novelty) if record.novelty else None,
+        _answers(record.answers) if record.answers else None,
+        section("About this audit", facts([*_posterior_facts(record), *run_facts(record.run)])),
+    ]
+    return Group(*(part for part in parts if part is not None))
+
+
+def verdict_view(record: AuditRecord, width: int = 80) -> RenderableType:
+    """The verdict and its reliability, as printed at the end of an audit."""
+    return Group(_verdict(record), facts(missing_facts(record.run)))
+
+
+def _verdict(record: AuditRecord) -> RenderableType:
+    found = record.verdict
+    lead = found.words
+    for point in found.points:
+        lead = " ".join(lead.replace(point.words, "").split())  # do not repeat the points
+    labels = [Text(f"{MARKS[point.tone]} {point.label}", style=STYLES[point.tone]) for point in found.points]
+    points = facts([(label, point.words) for label, point in zip(labels, found.points, strict=True)])
+    body: list[RenderableType] = [Text(lead), Text()] if lead and labels else [Text(lead)] if lead else []
+    title = Text(record.title, style="bold")
+    return Panel(Group(*body, points), title=title, subtitle=_subtitle(record), border_style=STYLES[found.tone])
+
+
+def _subtitle(record: AuditRecord) -> Text:
+    data = record.data
+    sets = {"train": data.train, "validation": data.validation, "test": data.test, "ood": data.ood}
+    sizes = [f"{name} {whole(found.inputs)}" for name, found in sets.items() if found]
+    parts = [f"{whole(record.network.parameters)} parameters", ", ".join(sizes)]
+    return Text("; ".join(part for part in parts if part), style="dim")
+
+
+def _quality(quality: Quality, wide: bool) -> RenderableType:
+    table = new_table("", "plain>", "Bayesian>", "Bayesian − plain>")
+    for row in quality.metrics:
+        values = [estimate(value, interval=wide) for value in (row.plain, row.bayesian)]
+        difference = Text(estimate(row.difference), style=JUDGED.get(row.judge(row.difference) or "", ""))
+        add_row(table, row.label + ARROWS.get(row.better, ""), *values, difference)
+    return section("Quality on test data", table, quality.words, "↓ lower is better, ↑ higher; 95 % intervals")
+
+
+def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
+    shown, unit = (tenths, " %") if deferral.is_rate else (number, "")
+    table = new_table("target", "above>", "answered>", "error>", "others' error>")
+    for row in deferral.rows:
+        threshold = {"all": "never", "none": "always"}.get(row.answers) or number(row.threshold)
+        answered = estimate(row.test.coverage, tenths, " %", wide)
+        errors = estimate(row.test.error, shown, unit), estimate(row.test.deferred_error, shown, unit, wide)
+        add_row(table, _aim(row, deferral.is_rate), threshold, answered, *errors)
+    note = f"above this {deferral.label}; chosen on validation data, measured on test data"
+    note += "" if deferral.is_rate else f"; error: {deferral.error}"
+    return section("Deferral to a person", table, deferral.words, note)
+
+
+def _aim(row: DeferralRule, rate: bool) -> str:
+    """The target of a rule."""
+    if row.aim == "coverage":
+        return f"answer {100 * row.target:.3g} %"
+    sure = f", {100 * row.confidence:.3g} % sure" if row.confidence else ""
+    most = f"{100 * row.target:.3g} %" if rate else number(row.target)
+    return f"error ≤ {most}{sure}"
+
+
+def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> RenderableType:
+    shared, outside = any(row.test for row in rows), any(row.ood for row in rows)
+    ranged = any(row.test and row.test.share_low is not None for row in rows)
+    columns = ["layer", *(["kind"] if wide or not shared else []), "weights>"]
+    columns += ["identified>"] if wide or not shared else []
+    columns += ["share of the variance" if wide else "share"] if shared else []
+    columns += ["τ/10 … 10τ>"] if ranged else []
+    columns += ["prior>", "explained>"] if shared else []
+    columns += ["novel:\nshare>", "\nexplained>"] if outside else []
+    table = new_table(*columns)
+    for row in rows:
+        test, ood = row.test or Shares(None, None, None), row.ood or Shares(None, None, None)
+        cells: dict[str, RenderableType] = {
+            "layer": row.name,
+            "kind": row.kind,
+            "weights>": whole(row.parameters),
+            "identified>": percent(row.identified),
+            "share of the variance": bar(test.variance_share, 12),
+            "share": bar(test.variance_share, 8),
+            "τ/10 … 10τ>": _range(test),
+            "prior>": percent(test.prior_share),
+            "explained>": percent(test.explained),
+            "novel:\nshare>": percent(ood.variance_share),
+            "\nexplained>": percent(ood.explained),
+        }
+        add_row(table, *(cells[name] for name in columns))
+    note = "share: of the output variance; prior: share before training; explained: reduction of the prior variance"
+    note += "; τ/10 … 10τ: its range under weaker and stronger priors" if ranged else ""
+    return section("Source of the uncertainty", table, words, note if shared else "")
+
+
+def _range(shares: Shares) -> str:
+    low, high = shares.share_low, shares.share_high
+    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f} %"
+
+
+def _novelty(novelty: Novelty) -> RenderableType:
+    table = None
+    if novelty.detectors:
+        table = new_table("detector", "AUROC>", "FPR at 95 %>")
+        for row in novelty.detectors:
+            add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95))
+    return section("Novelty", table, novelty.words)
+
+
+def _answers(answers: Sequence[Answer]) -> RenderableType:
+    body: list[RenderableType] = []
+    for row in answers:
+        body += [Text(row.question, style="bold"), Padding(Text(row.words), (0, 0, 0, 2))]
+    return section("Answers", Group(*body))
+
+
+def _posterior_facts(record: AuditRecord) -> list[tuple[str | Text, str | Text]]:
+    run, about = record.run, record.run.posterior
+    described = about.describe
+    if about.structure is not None:
+        given = about.prior or (about.prior_precision and number(about.prior_precision))
+        prior = f", prior precision {given}" if given else ""
+        described = (
+            f"{about.structure}, {about.curvature}{prior}, data scale {number(about.data_scale)}, "
+            f"tuned on {about.tuned_on}"
+        )
+    covered = [] if run.covered is None else [("covered", f"{percent(run.covered)} of the parameters")]
+    return [("posterior", described), *covered, *(("not covered", words) for words in run.not_covered)]

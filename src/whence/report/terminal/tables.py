@@ -1,0 +1,138 @@
+"""Parts of terminal views: tables, bars, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from whence.report.formatting import NONE, minus
+from whence.report.record.audit import AuditRun
+from whence.report.record.common import Estimate, Run, Versions
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+WIDE = 110  # width from which every interval is shown
+WIDEST = 120  # width above which lines are hard to read
+
+
+# Numbers
+
+
+def tenths(value: float) -> str:
+    """A fraction as a percentage, without the sign."""
+    return minus(f"{100 * value:.1f}")
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, without an exponent if that is short."""
+    if value is None:
+        return NONE
+    text = f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.3g}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def percent(value: float | None) -> str:
+    return NONE if value is None else f"{tenths(value)} %"
+
+
+def whole(value: float | None) -> str:
+    """A count with separators."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def estimate(
+    found: Estimate | None, shown: Callable[[float], str] | None = None, unit: str = "", interval: bool = True
+) -> str:
+    """A value with its interval."""
+    if found is None or found.value is None:
+        return NONE
+    values = [v for v in (found.value, found.low, found.high) if v is not None]
+    texts = [(shown or _alike(values))(value) for value in values]
+    return f"{texts[0]}{unit}" + (f" [{texts[1]}, {texts[2]}]" if interval and len(texts) == 3 else "")
+
+
+def _alike(values: Sequence[float]) -> Callable[[float], str]:
+    """A common format: as many decimals as the largest value needs."""
+    largest = max(map(abs, values))
+    if not 0.01 <= largest < 10_000:
+        return number
+    decimals = 3 if largest < 10 else 1 if largest < 1_000 else 0
+    return lambda value: minus(f"{value:.{decimals}f}")
+
+
+def bar(share: float | None, length: int) -> Text:
+    """A share as a bar of text blocks, with its number; no bar if negative."""
+    if share is None:
+        return Text(NONE)
+    eighths = round(max(0.0, min(1.0, share)) * length * 8)
+    blocks = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+    return Text.assemble((blocks.ljust(length), "magenta"), f" {percent(share):>6}")
+
+
+# Tables
+
+
+def section(title: str, body: RenderableType | None, sentences: Sequence[str] = (), note: str = "") -> Group:
+    """A heading, a table, sentences."""
+    parts = [heading(title, note), body, *bullets(sentences)]
+    return Group(*(part for part in parts if part is not None))
+
+
+def heading(title: str, note: str) -> Text:
+    """A title after an empty line, with an explanatory note."""
+    made = Text.assemble("\n", (title, "bold"))
+    return made.append(f"\n{note}", style="dim") if note else made
+
+
+def bullets(sentences: Sequence[str]) -> list[Text]:
+    return [Text(f"• {sentence}") for sentence in sentences]
+
+
+def add_row(table: Table, *cells: RenderableType) -> None:
+    """Add a row; strings are not read as markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
+def facts(rows: Sequence[tuple[str | Text, str | Text]]) -> Table:
+    """A table of labels and values."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for label, words in rows:
+        add_row(table, label, words)
+    return table
+
+
+def new_table(*columns: str) -> Table:
+    """A table whose first column may wrap; columns whose name ends in > are right-aligned."""
+    table = Table(box=None, header_style="cyan", padding=(0, 2, 0, 0), pad_edge=False)
+    for place, name in enumerate(columns):
+        justify: JustifyMethod = "right" if name.endswith(">") else "left"
+        folds = place == 0 or name == "structure"
+        table.add_column(Text(name.removesuffix(">")), justify=justify, no_wrap=not folds, overflow="fold")
+    return table
+
+
+# The run
+
+
+def run_facts(run: Run) -> list[tuple[str | Text, str | Text]]:
+    """Notices, versions and omissions."""
+    took = f"; {sum(run.seconds.values()):.0f} s" if run.seconds else ""
+    packages = ", ".join(f"{name} {getattr(run.versions, name)}" for name in Versions.__dataclass_fields__)
+    notices: list[tuple[str | Text, str | Text]] = [("note", notice) for notice in run.notices]
+    return [*notices, ("run", f"{packages}; seed {run.seed}, {run.device}{took}"), *missing_facts(run)]
+
+
+def missing_facts(run: Run) -> list[tuple[str | Text, str | Text]]:
+    """Omissions with their reasons."""
+    found: list[tuple[str | Text, str | Text]] = []
+    if isinstance(run, AuditRun) and run.interrupted:
+        found.append((Text("interrupted", style="red"), f"during {run.interrupted}; finished parts are shown"))
+    reasons: dict[str, list[str]] = {}
+    for item in run.left_out:
+        reasons.setdefault(item.why, []).append(item.what)
+    left_out = Text("omitted", style="yellow")
+    return [*found, *((left_out, f"{', '.join(what)}: {why}") for why, what in reasons.items())]

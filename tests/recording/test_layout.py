@@ -1,0 +1,95 @@
+"""Which dimension counts the examples, and how many examples are looked at to find it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.comparison import assert_close
+from whence.errors import Notice
+from whence.likelihoods import Categorical
+from whence.recording import layout, recorder
+from whence.recording.recorder import probe_like
+
+
+def quietly(*args: Any, **kwargs: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return whence.laplace(*args, progress=False, **kwargs)
+
+
+def language_data(size: int = 4, length: int = 6) -> tuple[Tensor, Tensor]:
+    text = torch.randint(11, (size, length + 1))
+    text[0] = 3  # one word at every position
+    return text[:, :-1], text[:, 1:]
+
+
+class Tied(nn.Module):
+    """A language model with its head tied to its embedding, or with one of its own."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(11, 5), nn.Linear(5, 5)
+        self.positions = nn.Embedding(6, 5)
+        self.head = nn.Linear(5, 11, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
+        return self.head(torch.tanh(self.middle(x)))
+
+
+def test_few_examples_are_looked_at_where_outputs_are_large(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
+    model, data = Tied(True).double(), language_data(8)
+    options: dict[str, Any] = {"likelihood": Categorical(class_dim=-1), "curvature": "empirical"}
+    wanted = quietly(model, data, **options)
+    sizes: list[int] = []
+    find = layout._find_layouts
+
+    def noted(found: Any, seen: Any, size: int) -> None:
+        sizes.append(size)
+        find(found, seen, size)
+
+    monkeypatch.setattr(layout, "_find_layouts", noted)
+    for probed, size in ((2**30, 8), (40_000, 5), (1, 2)):
+        set_sizes(probes=probed)
+        found = quietly(model, data, **options)
+        assert [b.source for b in found.blocks] == [b.source for b in wanted.blocks]
+        assert sizes.pop() == size
+    monkeypatch.setattr(recorder, "PERIOD", 7)
+    probe = probe_like(torch.zeros(3, 5))
+    assert torch.equal(probe.flatten()[:7], probe.flatten()[7:14]) and probe.abs().min() > 0
+
+
+class SequenceFirst(nn.Module):
+    """[N, T, D] in, a Linear that sees [T, N, D] with T = N, dead for the first and last example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.inner(x.transpose(0, 1)))
+        return self.head(h.mean(0))
+
+
+def test_dead_examples_do_not_hide_the_example_dimension() -> None:
+    torch.manual_seed(0)
+    model = SequenceFirst().double()
+    with torch.no_grad():
+        model.inner.bias.fill_(0.0)
+    x = torch.randn(8, 8, 3, dtype=torch.float64)
+    x[0], x[7] = 0.0, 0.0
+    with torch.no_grad():
+        model.inner.bias.fill_(-1e-9)
+    y = torch.arange(8) % 2
+    options = {"likelihood": "classification", "structure": "full", "prior_precision": 1.0}
+    together = whence.laplace(model, (x, y), **options)
+    alone = whence.laplace(model, [(x[n : n + 1], y[n : n + 1]) for n in range(8)], **options)
+    assert_close(together.covariance(), alone.covariance())

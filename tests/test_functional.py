@@ -1,0 +1,226 @@
+"""The snapshot of a module: two names, caches, replaced forwards, what autocast has left."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.comparison import assert_close
+from whence.errors import Notice, UnsupportedLayer
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(12) % 3
+
+
+def fit(model: nn.Module, x: Any = X, y: Tensor = Y, **options: Any) -> whence.Laplace:
+    options = {"likelihood": "classification", "progress": False} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return whence.laplace(model, (x, y), **options)
+
+
+# A module that is known under two names
+
+
+class TwoNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 5)
+        self.body = nn.Sequential(self.stem, nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.stem(x).sum(1, keepdim=True) * 0.1
+
+
+@pytest.mark.parametrize("ask", ["activations", "draw", "slices", "sampled"])
+def test_no_draw_stays_in_a_module_with_two_names(ask: str) -> None:
+    torch.manual_seed(0)
+    model = TwoNames().double()
+    posterior = fit(model, prior_precision=1.0)
+    before = posterior.predict(X)
+    generator = torch.Generator().manual_seed(0)
+    if ask == "activations":
+        _ = posterior.where(X).activations
+    elif ask == "draw":
+        _ = [f(X) for f in posterior.draw(3, generator=generator)]
+    elif ask == "slices":
+        posterior.where().slices((X, Y))
+    else:
+        posterior.predict(X, method="sampled", num_samples=5, generator=generator)
+    assert torch.equal(posterior.predict(X).probs, before.probs)
+    for name, p in posterior.network.params.items():
+        assert torch.equal(p, model.get_parameter(name))
+
+
+def test_draws_of_a_module_with_two_names_are_its_own() -> None:
+    torch.manual_seed(0)
+    model = TwoNames().double()
+    posterior = fit(model)
+    draws = posterior.sample(4, generator=torch.Generator().manual_seed(0))
+    outputs = posterior.draw(4, generator=torch.Generator().manual_seed(0)).outputs(X)
+    for s in range(4):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, value in draws.items():
+                other.get_parameter(name).copy_(value[s])
+        assert_close(outputs[s], other(X).detach(), 1e-12)
+
+
+def test_other_methods_on_a_module_with_two_names() -> None:
+    torch.manual_seed(0)
+    model = TwoNames().double()
+    found = whence.variational(model, (X, Y), likelihood="classification", epochs=2, progress=False, seed=0)
+    first = found.predict(X, generator=torch.Generator().manual_seed(0)).probs
+    assert torch.equal(found.predict(X, generator=torch.Generator().manual_seed(0)).probs, first)
+    swag = whence.swag(model, (X, Y), likelihood="classification", epochs=2, lr=1e-3, progress=False)
+    first = swag.predict(X, generator=torch.Generator().manual_seed(0)).probs
+    assert torch.equal(swag.predict(X, generator=torch.Generator().manual_seed(0)).probs, first)
+
+
+# What forward passes keep
+
+
+class Caching(nn.Module):
+    """Keeps what it computed from its weights, in evaluation mode; in a mapping or as a tensor."""
+
+    def __init__(self, mapping: bool) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.bias_table = nn.Parameter(torch.randn(7))
+        self.mapping = mapping
+        self.kept: Any = {} if mapping else None
+
+    def biases(self) -> Tensor:
+        index = torch.tensor([0, 2, 4, 1, 6])
+        if self.training:
+            return self.bias_table[index]
+        if self.mapping:
+            if "cpu" not in self.kept:
+                self.kept["cpu"] = self.bias_table[index]
+            return self.kept["cpu"]
+        if self.kept is None:
+            self.kept = self.bias_table[index]
+        return self.kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x) + self.biases()))
+
+
+@pytest.mark.parametrize("mapping", [True, False])
+@pytest.mark.parametrize("used", [True, False], ids=["used before", "fresh"])
+def test_what_is_cached_is_computed_anew(mapping: bool, used: bool) -> None:
+    torch.manual_seed(0)
+    model = Caching(mapping).double().eval()
+    plain = copy.deepcopy(model).train()  # the same function without a cache
+    if used:
+        with torch.no_grad():
+            model(X)
+    found, wanted = fit(model, structure="diag"), fit(_Always(plain), structure="diag")
+    for name, value in found.variance().items():
+        assert_close(value, wanted.variance()[f"inner.{name}"], 1e-12)
+    assert float(found.where().to_pandas().set_index("name").loc["bias_table", "curvature"]) > 0
+    one, other = (p.predict(X, method="sampled", generator=torch.Generator().manual_seed(0)) for p in (found, wanted))
+    assert_close(one.probs, other.probs, 1e-12)
+    assert_close(found.predict(X).probs, wanted.predict(X).probs, 1e-12)
+    assert (model.kept is not None and len(model.kept) > 0) == used, "the user's own is left alone"
+
+
+class _Always(nn.Module):
+    """A module that stays in training mode."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.training = True
+        return self.inner(x)
+
+
+def test_a_mapping_of_constants_is_left_alone() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.tables = {"shift": torch.ones(4, dtype=torch.float64)}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.tables["shift"])
+
+    model = Constant().double()
+    posterior = fit(model)
+    assert_close(posterior.predict(X).logit_mean, model(X).detach(), 1e-12)
+
+
+# A forward that was replaced
+
+
+def test_a_replaced_forward_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    original = model[0].forward
+    model[0].forward = lambda x: original(x) * 2
+    with pytest.raises(UnsupportedLayer, match="the forward of '0' was replaced by a function that refers"):
+        fit(model)
+
+
+def test_a_compiled_forward_is_the_class_s_own() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    wanted = fit(copy.deepcopy(model))
+    model[0].forward = torch.compile(model[0].forward)
+    posterior = fit(model)
+    assert_close(posterior.covariance(), wanted.covariance(), 1e-12)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert_close(posterior.predict(X).logit_mean, wanted.predict(X).logit_mean, 1e-12)
+
+
+def test_a_replaced_forward_that_holds_nothing_of_the_network_is_fine() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    wanted = fit(copy.deepcopy(model))
+    model[1].forward = lambda x: torch.tanh(x)
+    model[0].forward = functools.partial(type(model[0]).forward, model[0])  # copied with it
+    assert_close(fit(model).covariance(), wanted.covariance(), 1e-12)
+
+
+def test_autocast_that_training_has_left() -> None:
+    """As accelerate wraps the forward of a model for half precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    wanted = fit(copy.deepcopy(model), X.float())
+    model._original_forward = model.forward
+    model.forward = types.MethodType(torch.autocast("cpu", torch.bfloat16)(model.forward.__func__), model)
+    with pytest.warns(Notice, match=r"wrapped in autocast by accelerate.*pass autocast=torch.bfloat16"):
+        posterior = whence.laplace(model, (X.float(), Y), likelihood="classification", progress=False)
+    assert_close(posterior.covariance(), wanted.covariance(), 1e-6)
+
+
+def test_outputs_that_were_kept_in_a_list() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.head(x)
+            self.seen.append(out)
+            return out
+
+    model = Keeping().double()
+    model(X).sum().backward()
+    kept = list(model.seen)
+    posterior = fit(model)
+    assert model.seen[0] is kept[0] and len(model.seen) == 1
+    posterior.predict(X)
+    assert len(posterior.network.module.seen) <= 1
