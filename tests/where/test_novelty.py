@@ -25,8 +25,8 @@ from whence.where.novelty import (
     unexplained_by_layer,
     with_novelty_prior,
 )
+from whence.where.one_pass import shares
 from whence.where.p_values import COMBINATIONS, combined, conformal, reference_scores, shifted_up
-from whence.where.shares import shares
 
 REFERENCE, FRESH = 2000, 2000
 

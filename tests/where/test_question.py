@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import whence
 from whence.errors import BadOption, NotDefined, Notice
+from whence.where.one_pass import shares
 from whence.where.question import Question
-from whence.where.shares import shares
 
 STRUCTURES = ("kron", "ekfac", "diag", "block", "full", "lowrank")
 

@@ -21,7 +21,7 @@ from whence.posteriors.laplace.posterior import Laplace
 from whence.priors import Relative
 from whence.report.record.sections import Sensitivity
 from whence.where.novelty import Reference, reference_of
-from whence.where.shares import shares
+from whence.where.one_pass import shares
 from whence.where.where import Where
 
 FACTORS = (0.1, 1.0, 10.0)  # on the prior precision

@@ -13,7 +13,8 @@ from whence.engine.batches import Inputs
 from whence.errors import WhenceError
 from whence.report.record.sections import Feature, LayerShare, ShownInput
 from whence.where.novelty import Novelty, novelty
-from whence.where.shares import Shares, shares
+from whence.where.one_pass import shares
+from whence.where.shares import Shares
 
 SIDE = 64  # pixels of a picture, at most
 FEATURES = 40  # of a row

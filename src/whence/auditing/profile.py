@@ -24,7 +24,8 @@ from whence.report.record.common import Numbers
 from whence.report.record.convert import tidied
 from whence.report.record.sections import NegativeShare, Node, Profile, View
 from whence.where.connections import Connections, connection_shares, connections_of
-from whence.where.shares import Shares, shares
+from whence.where.one_pass import shares
+from whence.where.shares import Shares
 from whence.where.where import LayerRow, Where
 
 UNITS = 24  # units of a layer with a node

@@ -19,10 +19,10 @@ from whence.engine.randomness import Points, seed_from
 from whence.errors import BadOption, NotDefined
 from whence.likelihoods import HeteroscedasticGaussian
 from whence.predictive import linearised
+from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.linearised_draws import directions_for, linearised_draws
 from whence.predictive.links import LINK_POINTS, Link, OutputGaussian, predict_gaussian
 from whence.predictive.predictions import JointPrediction, Prediction, _Lazy, example_dim
-from whence.predictive.projection import GaussianWeights
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,15 +27,12 @@ from whence.linalg.dense import widened
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, times_basis
 from whence.linalg.structures import BlockStructure
+from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.predictions import JointPrediction
-from whence.predictive.projection import GaussianWeights, project
+from whence.predictive.projection import project
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.calls import Recording
 from whence.recording.gradients import Gradients
-
-if TYPE_CHECKING:
-    from whence.predictive.projection import GaussianWeights
-
 
 T = TypeVar("T")
 Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]

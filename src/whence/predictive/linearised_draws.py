@@ -21,9 +21,9 @@ from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.errors import BadOption, EmptyData, NotDefined, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
+from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
-from whence.predictive.projection import GaussianWeights
 from whence.predictive.sampled import BATCH, FunctionDraws
 
 DIRECTIONS = 32  # the variance of an output has a relative standard error of √(2 / 32) = 25%

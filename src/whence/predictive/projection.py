@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from whence.curvature.diagonals import is_unshared
-from whence.engine.options import Execution
 from whence.errors import NotPositiveDefinite
-from whence.functional import Network
-from whence.likelihoods import Likelihood
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.ratios import Separable
 from whence.linalg.spectral import (
@@ -34,7 +30,6 @@ from whence.predictive.separable import Priors, weighted_linear, weighted_rows
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients, MatrixCall
 from whence.recording.layer_input import LayerInput, times
-from whence.recording.plan import Plan
 from whence.recording.units import Units
 
 MANY = 6  # number of priors from which weighting them together pays off
@@ -70,8 +65,15 @@ class Projection(ABC):
         """One output alone."""
 
     @abstractmethod
+    def centred(self) -> Projection:
+        """The same of the outputs minus their mean."""
+
+    @abstractmethod
     def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
-        """Σₙ tr[J_u (B diag(w) Bᵀ Jᵀ)_u] for each unit, and the same of ``prior`` · J D⁻¹ Jᵀ, [2, U]; they add up."""
+        """tr[J_u (B diag(w) Bᵀ Jᵀ)_u] of each input and unit, and the same of ``prior`` · J D⁻¹ Jᵀ, [2, N, U].
+
+        The units of a block add up to its trace.
+        """
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,21 @@ class Unshared(Projection):
         unrotated = None if self.unrotated is None else self.unrotated[:, :, k : k + 1]
         return replace(self, g=self.g[:, :, k : k + 1], unrotated=unrotated)
 
+    def centred(self) -> Projection:
+        unrotated = None if self.unrotated is None else _minus_mean(self.unrotated, 2)
+        return replace(self, g=_minus_mean(self.g, 2), unrotated=unrotated)
+
     def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
         g, moved = self.g, self.g * self._weights(w)
         if self.left is not None:
             assert self.unrotated is not None
             g, moved = self.unrotated, times(moved, _transposed(self.left))
         if prior.dim():
-            alone = (g.square() * self._weights(prior)).sum((1, 2))
+            alone = (g.square() * self._weights(prior)).sum(2)  # [E, N, O]
         else:
-            alone = prior * (g.square().sum(2) * self.a2.sum(-1, keepdim=True)).sum(1)  # [E, O]
-            alone = alone if self.rows is None else alone / self.rows  # B_G B_Gᵀ = D_G⁻¹
-        return torch.stack([_by_row((g * moved).sum((1, 2)), units), _by_row(alone, units)])
+            alone = prior * g.square().sum(2) * self.a2.sum(-1, keepdim=True)
+            alone = alone if self.rows is None else alone / self.rows.unsqueeze(1)  # B_G B_Gᵀ = D_G⁻¹
+        return torch.stack([_by_row(v.transpose(0, 1), units) for v in ((g * moved).sum(2), alone)])
 
     def _weights(self, w: Tensor) -> Tensor:
         """[E, N, 1, O]."""
@@ -177,11 +183,15 @@ class Rows(Projection):
         outside = None if self.outside is None else self.outside[:, k : k + 1, k : k + 1]
         return replace(self, rotated=self.rotated[:, k : k + 1], outside=outside)
 
+    def centred(self) -> Projection:
+        outside = None if self.outside is None else _minus_mean(_minus_mean(self.outside, 1), 2)
+        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside)
+
     def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
         rows, moved, basis = self.rotated, self.rotated * w.reshape(-1), self.basis
         if isinstance(basis, KroneckerSpectral):
             rows, moved = (basis_times(r.unflatten(-1, basis.native), basis.left) for r in (rows, moved))
-            parts = [(rows * other).sum((0, 1, 4)) for other in (moved, prior * rows)]  # rotating D back changes no sum
+            parts = [(rows * other).sum((1, 4)) for other in (moved, prior * rows)]  # rotating D back changes no sum
             if isinstance(basis.ratio, Separable):
                 parts = [part * basis.ratio.rows for part in parts]  # J = D_G B_G (rotated rows)
             return torch.stack([_by_row(part, units) for part in parts])
@@ -190,7 +200,7 @@ class Rows(Projection):
             assert isinstance(basis, DenseSpectral), "units of correlated blocks are computed from the rows themselves"
             rows, *others = (r @ basis.vectors.mT for r in (rows, *others))  # type: ignore[assignment]
             rows = rows if basis.ratio is None else rows * basis.ratio.dense()  # J = D B (rotated rows)
-        return torch.stack([units.total((rows * other).double().sum((0, 1))) for other in others])
+        return torch.stack([units.total((rows * other).sum(1).double()) for other in others])
 
 
 @dataclass(frozen=True)
@@ -210,9 +220,12 @@ class LookedUp(Projection):
     def column(self, k: int) -> Projection:
         return replace(self, g=self.g[:, k : k + 1])
 
+    def centred(self) -> Projection:
+        return replace(self, g=_minus_mean(self.g, 1))
+
     def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
-        parts = torch.stack(self._parts(w, prior)).double().sum((2, 4)).flatten(1)  # [2, N · T]
-        return parts.new_zeros(2, units.count).index_add(1, self.ids.flatten(), parts)
+        parts = torch.stack(self._parts(w, prior)).double().sum((2, 4))  # [2, N, T]
+        return parts.new_zeros(2, len(self.ids), units.count).scatter_add(2, self.ids.expand_as(parts), parts)
 
     def _parts(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.g.square()  # [N, K, T, F]
@@ -223,13 +236,15 @@ class LookedUp(Projection):
         return w.reshape(-1, self.g.shape[-1])[self.ids].unsqueeze(1) if w.dim() else w
 
 
+def _minus_mean(values: Tensor, dim: int) -> Tensor:
+    return values - values.mean(dim, keepdim=True)
+
+
 def _by_row(values: Tensor, units: Units) -> Tensor:
-    """Values of rows [E, O] by unit, [U]."""
+    """Values of rows [N, E, O] by unit, [N, U]."""
     assert units.of_row is not None
-    index = units.of_row.to(values.device)
-    return torch.zeros(units.count, dtype=torch.float64, device=values.device).index_add(
-        0, index, values.double().flatten()
-    )
+    values = values.double().flatten(1)
+    return values.new_zeros(len(values), units.count).index_add(1, units.of_row.to(values.device), values)
 
 
 def _transposed(basis: Tensor) -> Tensor:
@@ -329,44 +344,3 @@ def shared_rows(
     if right is not None and not early:
         rows = times(rows.movedim(2, 0), right).movedim(0, 2)
     return rows if left is None else basis_times(rows, _transposed(left))
-
-
-class GaussianWeights(Protocol):
-    """Σ = ⊕ Σ_b + C Cᵀ at the weights of a network."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def network(self) -> Network: ...
-    @property
-    def likelihood(self) -> Likelihood: ...
-    @property
-    def blocks(self) -> Sequence[Block]: ...
-    @property
-    def parameters(self) -> int: ...
-    @property
-    def output_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def joint(self) -> bool:
-        """Whether all blocks share one Gaussian."""
-
-    @property
-    def keep(self) -> Tensor | None:
-        """Positions of the weights inside a mask."""
-
-    @property
-    def execution(self) -> Execution: ...
-
-    @property
-    def columns(self) -> Mapping[str, Tensor]:
-        """Cᵀ by parameter, [R, *shape]; empty if there is no such part."""
-
-    @property
-    def default_method(self) -> Literal["linearised", "sampled"]: ...
-
-    def gaussians(self) -> Iterator[tuple[BlockGaussian, Sequence[Block]]]:
-        """Σ_b of each block; of all blocks together where they are joint."""
-
-    def deviations(self, num_samples: int = 1, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Draws minus the mean, by parameter, [S, *shape]."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from whence.engine.memory import sizes
 from whence.engine.randomness import Points
 from whence.functional import Network
+from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.linearised import moments, piece_size
 from whence.predictive.links import output_draws
-from whence.predictive.projection import GaussianWeights
 from whence.predictive.sampled import FunctionDraws
 
 if TYPE_CHECKING:

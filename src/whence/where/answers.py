@@ -16,7 +16,8 @@ from whence.metrics import auroc, ece, nll, rmse
 from whence.posteriors.laplace.layer_subset import restricted_to_layers
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
-from whence.where.shares import TINY, Shares, shares
+from whence.where.one_pass import shares
+from whence.where.shares import TINY, Shares
 from whence.where.tables import sensitivity
 from whence.where.weights import identified_of
 

@@ -1,14 +1,14 @@
 """Which part of the output variance the incoming connections of units cause.
 
-Index legend: N inputs, K columns (what the trace is over), G connections, P weights, E Kronecker pairs, O outputs,
-D inputs of a layer, R rows of the units asked for.
+Index legend: N inputs, M groups of inputs, K columns (what the trace is over), G connections, P weights,
+E Kronecker pairs, O outputs, D inputs of a layer, R rows of the units asked for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,8 @@ from whence.predictive.projection import shared_rows
 from whence.recording.blocks import Block
 from whence.recording.gradients import Gradients
 from whence.recording.units import Units, units_of
+from whence.where.one_pass import ColumnPass, per_weight
 from whence.where.question import Question
-from whence.where.shares import ColumnPass, per_weight
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -52,6 +52,9 @@ class ConnectionShares:
     connections: Connections
     variance: Tensor  # [units, G], float64 on the CPU; zero where a unit has no such connection
     prior: Tensor  # [units, G]
+
+    def times(self, factor: float) -> ConnectionShares:
+        return replace(self, variance=self.variance * factor, prior=self.prior * factor)
 
 
 def connections_of(block: Block, units: Units) -> Connections | None:
@@ -86,11 +89,23 @@ def _connections_of_heads(block: Block, units: Units) -> Connections:
     return Connections(names, block.form.unpack(index.expand(block.form.native).contiguous()))
 
 
-@torch.inference_mode(False)
 def connection_shares(
     posterior: Laplace, x: Any, chosen: Mapping[str, list[int]], question: Question | None = None
 ) -> dict[str, ConnectionShares]:
     """The parts of the connections of some units, by layer; embeddings are left out."""
+    (found,) = connection_shares_of_groups(posterior, x, chosen, None, question)
+    return found
+
+
+@torch.inference_mode(False)
+def connection_shares_of_groups(
+    posterior: Laplace,
+    x: Any,
+    chosen: Mapping[str, list[int]],
+    groups: Tensor | None,
+    question: Question | None = None,
+) -> list[dict[str, ConnectionShares]]:
+    """The same over each group of inputs, in one pass; ``groups`` [N, M] says which inputs are in each."""
     layers: dict[str, _ChosenUnits] = {}
     for block in posterior.blocks:
         if chosen.get(block.name):
@@ -98,34 +113,43 @@ def connection_shares(
             found = connections_of(block, units)
             if found is not None:
                 layers[block.name] = _ChosenUnits(block, units, found, chosen[block.name])
-    sums = {name: torch.zeros(2, layer.cells, dtype=torch.float64) for name, layer in layers.items()}
+    count = 1 if groups is None else groups.shape[1]
+    sums = {name: torch.zeros(count, 2, layer.cells, dtype=torch.float64) for name, layer in layers.items()}
 
-    def compute(_: Tensor, grads: Gradients) -> dict[str, Tensor]:
-        return dict(_connection_parts(posterior, layers, grads))
+    def compute(outputs: Tensor, grads: Gradients, first: int) -> dict[str, Tensor]:
+        size = grads.recording.size
+        members = torch.ones(size, 1) if groups is None else groups[first : first + size]
+        return dict(_connection_parts(posterior, layers, grads, members.to(outputs.device)))
 
+    if not layers:
+        return [{} for _ in range(count)]
     for parts in ColumnPass(posterior, question or Question(), "connections()").over(x, compute):
         for name, part in parts.items():
             sums[name] += part
-    return {
-        name: ConnectionShares(
-            tuple(layer.chosen), layer.connections, *sums[name].reshape(2, -1, layer.connections.count)
-        )
-        for name, layer in layers.items()
-    }
+    return [
+        {
+            name: ConnectionShares(
+                tuple(layer.chosen), layer.connections, *sums[name][group].reshape(2, -1, layer.connections.count)
+            )
+            for name, layer in layers.items()
+        }
+        for group in range(count)
+    ]
 
 
 def _connection_parts(
-    posterior: Laplace, layers: Mapping[str, _ChosenUnits], grads: Gradients
+    posterior: Laplace, layers: Mapping[str, _ChosenUnits], grads: Gradients, members: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """By layer, [2, units · G], of one batch."""
+    """By layer, [M, 2, units · G], of one batch."""
     for gaussian, blocks in posterior.gaussians():
         if posterior.curvature.joint:
-            parts = torch.stack(per_weight(gaussian, blocks, grads)).sum((1, 2)).cpu()  # [2, P]
-            for block, part in zip(blocks, parts.split([b.size for b in blocks], -1), strict=True):
+            parts = torch.stack(per_weight(gaussian, blocks, grads)).squeeze(1)  # [2, N, P]
+            by_group = torch.einsum("inp,nm->mip", parts, members.to(parts.dtype)).cpu()
+            for block, part in zip(blocks, by_group.split([b.size for b in blocks], -1), strict=True):
                 if block.name in layers:
                     yield block.name, layers[block.name].total(part)
         elif blocks[0].name in layers:
-            yield blocks[0].name, layers[blocks[0].name].parts(gaussian, grads)
+            yield blocks[0].name, layers[blocks[0].name].parts(gaussian, grads, members)
 
 
 @dataclass(frozen=True)
@@ -149,58 +173,87 @@ class _ChosenUnits:
         return torch.where(place < 0, -1, place * self.connections.count + self.connections.of_weight)
 
     def total(self, values: Tensor, cell: Tensor | None = None) -> Tensor:
-        """Values of weights [2, P] added up by cell, [2, units · G]."""
+        """Values of weights [M, 2, P] added up by cell, [M, 2, units · G]."""
         cell = self.cell() if cell is None else cell
         mine = cell >= 0
-        return torch.zeros(2, self.cells, dtype=torch.float64).index_add(1, cell[mine], values.double().cpu()[:, mine])
+        sums = torch.zeros(*values.shape[:2], self.cells, dtype=torch.float64)
+        return sums.index_add(2, cell[mine], values.double().cpu()[..., mine])
 
-    def parts(self, gaussian: BlockGaussian, grads: Gradients) -> Tensor:
-        """Of one batch, where blocks are not correlated, [2, units · G]."""
+    def parts(self, gaussian: BlockGaussian, grads: Gradients, members: Tensor) -> Tensor:
+        """Of one batch, where blocks are not correlated, [M, 2, units · G]."""
         block = self.block
         if not isinstance(gaussian.spectral, KroneckerSpectral):
-            found = torch.zeros(2, block.size, dtype=torch.float64)
+            found = torch.zeros(members.shape[1], 2, block.size, dtype=torch.float64)
             for which in grads.row_chunks(block):
                 rows = grads.rows(block, which)  # [K, n, P]
                 others = (gaussian.solve(rows), rows * gaussian.prior_variance())
-                found += torch.stack([(rows * other).double().sum((0, 1)) for other in others]).cpu()
+                both = torch.stack([(rows * other).sum(0) for other in others])  # [2, n, P]
+                found += torch.einsum("inp,nm->mip", both, members[which].to(both.dtype)).double().cpu()
             return self.total(found)
         assert self.units.of_row is not None and block.form is not None
         wanted = torch.isin(self.units.of_row, torch.tensor(self.chosen)).reshape(block.form.native[:2])
         cells = block.to_native(self.cell())  # [E, O, D]
-        total = torch.zeros(2, self.cells, dtype=torch.float64)
+        total = torch.zeros(members.shape[1], 2, self.cells, dtype=torch.float64)
+        kronecker = _KroneckerParts(gaussian, gaussian.spectral, block, grads, members)
         for pair, mine in enumerate(wanted):
             rows = mine.nonzero().flatten()
             if len(rows):
-                values = _kronecker_parts(gaussian, gaussian.spectral, block, grads, pair, rows)
-                total = total + self.total(values.flatten(1), cells[pair, rows].flatten())
+                total = total + self.total(kronecker.of(pair, rows).flatten(2), cells[pair, rows].flatten())
         return total
 
 
-def _kronecker_parts(
-    gaussian: BlockGaussian, spectral: KroneckerSpectral, block: Block, grads: Gradients, pair: int, rows: Tensor
-) -> Tensor:
-    """Parts of the weights in some rows of one Kronecker pair, posterior and prior, [2, R, D]."""
-    assert block.form is not None
-    parts = grads.matrix_calls(block)
-    weights, prior_variance = (1 / gaussian.precision)[pair], 1 / gaussian.null_precision
-    rows = rows.to(weights.device)
-    left, right = (None if b is None else b[pair : pair + 1] for b in (spectral.left, spectral.right))
-    ratio = None if spectral.ratio is None else spectral.ratio.dense()[pair, rows]  # [R, D]
-    own_left = basis_times(torch.eye(len(weights), dtype=weights.dtype, device=weights.device), left)
-    own_left = own_left.reshape(weights.shape[0], -1)[rows]  # [R, O]
-    if is_unshared(parts, block.form.pairs):
-        (part,) = parts
+class _KroneckerParts:
+    """Parts of single weights of a Kronecker block, for one batch."""
+
+    def __init__(
+        self,
+        gaussian: BlockGaussian,
+        spectral: KroneckerSpectral,
+        block: Block,
+        grads: Gradients,
+        members: Tensor,
+    ) -> None:
+        assert block.form is not None
+        self.gaussian, self.spectral, self.parts = gaussian, spectral, grads.matrix_calls(block)
+        self.variances, self.prior_variance = 1 / gaussian.precision, 1 / gaussian.null_precision
+        self.members = members.to(self.variances.dtype)
+        self.unshared = is_unshared(self.parts, block.form.pairs)
+        self.turned = None if self.unshared else shared_rows(self.parts, block.form.native, grads, spectral)
+
+    def of(self, pair: int, rows: Tensor) -> Tensor:
+        """Some rows of one Kronecker pair, posterior and prior, [M, 2, R, D]."""
+        spectral, weights = self.spectral, self.variances[pair]
+        rows = rows.to(weights.device)
+        left, right = (None if b is None else b[pair : pair + 1] for b in (spectral.left, spectral.right))
+        ratio = None if spectral.ratio is None else spectral.ratio.dense()[pair, rows]  # [R, D]
+        own_left = basis_times(torch.eye(len(weights), dtype=weights.dtype, device=weights.device), left)
+        own_left = own_left.reshape(weights.shape[0], -1)[rows]  # [R, O]
+        if self.turned is None:
+            return self._unshared(pair, rows, weights, (left, right), own_left, ratio)
+        turned = self.turned[:, :, pair]  # [N, K, O, D]
+        plain, weighed = (times_transposed(own_left @ v, right) for v in (turned, turned * weights))
+        jacobian = plain if ratio is None else plain * ratio  # J = D B (turned rows)
+        both = [(jacobian * other).sum(1) for other in (weighed, self.prior_variance * plain)]  # [N, R, D]
+        return torch.stack([torch.einsum("nrd,nm->mrd", part, self.members).double() for part in both], 1)
+
+    def _unshared(
+        self,
+        pair: int,
+        rows: Tensor,
+        weights: Tensor,
+        basis: tuple[Tensor | None, Tensor | None],
+        own_left: Tensor,
+        ratio: Tensor | None,
+    ) -> Tensor:
+        """One position for each example: B_G[r] ((g̃ᵀ g_r) ∘ w) ∘ ã, turned back; the sum over K comes first."""
+        ((part,), (left, right)) = self.parts, basis
         a, g = part.a.dense().squeeze(2)[pair], part.g.squeeze(3).permute(1, 2, 0, 3)[pair]  # [N, D], [N, K, O]
         own = g[:, :, rows]  # [N, K, R]
-        # B_G[r] ((g̃ᵀ g_r) ∘ w) ∘ ã, turned back: the sum over K comes first
         inner = (own_left * (own.mT @ times_basis(g, left))) @ weights  # [N, R, D]
-        posterior = times_transposed(inner * times_basis(a, right).reshape(a.shape).unsqueeze(1), right) * a.unsqueeze(
-            1
-        )
-        prior = own.square().sum(1).mT @ a.square()  # [R, D]
+        turned = times_basis(a, right).reshape(a.shape).unsqueeze(1)  # ã
+        posterior = times_transposed(inner * turned, right) * a.unsqueeze(1)  # [N, R, D]
+        squares = own.square().sum(1)  # [N, R]
+        prior = torch.einsum("nr,nd,nm->mrd", squares, a.square(), self.members)
         prior = prior if ratio is None else prior / ratio
-        return torch.stack([posterior.double().sum(0), (prior_variance * prior).double()])
-    turned = shared_rows(parts, block.form.native, grads, spectral)[:, :, pair]  # [N, K, O, D]
-    plain, weighed = (times_transposed(own_left @ v, right) for v in (turned, turned * weights))
-    jacobian = plain if ratio is None else plain * ratio  # J = D B (turned rows)
-    return torch.stack([(jacobian * other).double().sum((0, 1)) for other in (weighed, prior_variance * plain)])
+        found = torch.einsum("nrd,nm->mrd", posterior, self.members)
+        return torch.stack([found.double(), (self.prior_variance * prior).double()], 1)

@@ -19,7 +19,7 @@ from whence.metrics import Estimate, detection
 from whence.tables import Table, text
 from whence.where.activations import hooked
 from whence.where.novelty import Reference, novelty
-from whence.where.shares import shares
+from whence.where.one_pass import shares
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace

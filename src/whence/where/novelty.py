@@ -30,9 +30,9 @@ from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
 from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import Table, text
+from whence.where.one_pass import shares
 from whence.where.p_values import COMBINATIONS, Combination, combined, conformal
 from whence.where.question import ProbesOption, Question
-from whence.where.shares import shares
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace

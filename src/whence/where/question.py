@@ -49,6 +49,11 @@ class Question:
         """Random columns of an input; None if exact."""
         return self.probes if isinstance(self.probes, int) else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is exact and about the variance of all outputs."""
+        return self.random_columns is None and self.measure == "variance" and self.at is None
+
     def decided(self, likelihood: Likelihood, one: Recording, inputs: int, what: str) -> Question:
         """The question with ``probes="auto"`` resolved by cost; a Notice says if random columns are used."""
         if self.probes == "exact":

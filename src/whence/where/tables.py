@@ -17,8 +17,9 @@ from whence.recording.blocks import Block
 from whence.recording.units import units_of
 from whence.tables import Table
 from whence.where.connections import ConnectionShares
+from whence.where.one_pass import shares
 from whence.where.question import Question
-from whence.where.shares import TINY, Shares, shares
+from whence.where.shares import TINY, Shares
 from whence.where.weights import curvature_of, identified_of, weights_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from whence.where.activations import activations, disagreement
 from whence.where.answers import Answers, answers
 from whence.where.connections import connection_shares
 from whence.where.curvature import STEPS, slices, spectra
+from whence.where.one_pass import shares
 from whence.where.question import Measure, ProbesOption, Question
-from whence.where.shares import TINY, Shares, shares
+from whence.where.shares import TINY, Shares
 from whence.where.weights import (
     Differences,
     Quantity,

@@ -28,7 +28,8 @@ from whence.predictive import linearised
 from whence.predictive.links import LINK_POINTS, OutputGaussian, predict_gaussian
 from whence.predictive.predictions import Prediction
 from whence.predictive.projection import project
-from whence.where.shares import BlockShares, shares
+from whence.where.one_pass import shares
+from whence.where.shares import BlockShares
 
 TRIED = 8  # examples of the initial trial
 DRAWS = 10  # label draws per example of a sampled record
