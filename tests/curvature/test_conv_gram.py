@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,8 +40,8 @@ def test_autocorrelation_is_the_gram_matrix_of_patches(shape: tuple[int, ...], b
     assert windows.rows == patches.rows
 
 
-def test_pieces_of_autocorrelation_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_gram, "ROWS", 100)
+def test_pieces_of_autocorrelation_add_up(set_sizes: Callable[..., None]) -> None:
+    set_sizes(rows=100)
     windows = Autocorrelation(torch.randn(7, 3, 5, 5, dtype=torch.float64), True)
     pieces = list(windows.pieces())
     assert len(pieces) == 4

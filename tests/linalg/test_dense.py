@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,10 +12,8 @@ from whence.linalg.dense import add_upper_gram, gram, mirrored
 
 
 @pytest.mark.parametrize(("rows", "width"), [(5, 400), (70, 801), (40, 20), (9, 385)])
-def test_gram_matrices_by_their_upper_triangles(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.linalg import dense
-
-    monkeypatch.setattr(dense, "LONG", 32)
+def test_gram_matrices_by_their_upper_triangles(rows: int, width: int, set_sizes: Callable[..., None]) -> None:
+    set_sizes(rows=32)
     x = torch.randn(rows, width, dtype=torch.float64)
     assert_close(gram(x), x.mT @ x, 1e-12)
     frame = torch.full((width + 3, width + 3), 7.0, dtype=torch.float64)

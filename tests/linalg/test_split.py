@@ -17,9 +17,8 @@ ROUNDING = 2.0**-16  # bfloat16 alone has 2⁻⁹
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "ROWS", 16)
-    monkeypatch.setattr(split, "ROOM", 3 * 4 * 40**2)
+def small_pieces(set_sizes: Callable[..., None]) -> None:
+    set_sizes(split_rows=16, split_products=3 * 4 * 40**2)
 
 
 def numbers(rows: int, width: int) -> Tensor:
@@ -73,9 +72,8 @@ def test_a_fit_by_it_is_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("gram", "shifted_products"):
         monkeypatch.setattr(split, name, counted(name))
-    monkeypatch.setattr(split, "able", lambda like: like.dtype == torch.float32)
-    for name, value in {"WIDE": 4, "WORK": 0.0, "WIDE_SHIFTED": 4}.items():
-        monkeypatch.setattr(split, name, value)
+    monkeypatch.setattr(split, "gram_pays", lambda like, rows, width: width >= 4 and like.dtype == torch.float32)
+    monkeypatch.setattr(split, "shifted_pays", lambda like, width: width >= 4 and like.dtype == torch.float32)
     ours = whence.laplace(model, data, likelihood="classification", progress=False)
     assert set(calls) == {"gram", "shifted_products"}
     for a, b in zip(ours.curvature.structures, plain.curvature.structures, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_all_at_once_is_each_alone(together: int, prior: str, set_sizes: Any) ->
         same(spectral, s.spectral(ratio, "alone"))
 
 
-def test_equal_shapes_go_into_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_shapes_go_into_one_call(monkeypatch: pytest.MonkeyPatch, set_sizes: Callable[..., None]) -> None:
     """As on a GPU, where that pays."""
     calls: list[torch.Size] = []
     eigh = torch.linalg.eigh
@@ -79,7 +80,7 @@ def test_equal_shapes_go_into_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return eigh(matrix)
 
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True))
-    monkeypatch.setattr(dense, "ON_CPU", 0)
+    set_sizes(on_cpu=0)
     monkeypatch.setattr(dense.torch.linalg, "eigh", counted)
     given = [psd(4), psd(2, 4), psd(1, 4), psd(3), psd(1, 600)]
     found = dense.eigh_many(given, list("abcde"))
@@ -100,7 +101,7 @@ def test_the_bad_one_of_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["raises", "returns nonsense", "returns NaN"])
-def test_float64_where_float32_fails(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_where_float32_fails(how: str, monkeypatch: pytest.MonkeyPatch, set_sizes: Callable[..., None]) -> None:
     eigh, types = torch.linalg.eigh, []
 
     def fails(matrix: Tensor) -> Any:
@@ -112,7 +113,7 @@ def test_float64_where_float32_fails(how: str, monkeypatch: pytest.MonkeyPatch) 
         values, vectors = eigh(matrix)
         return (values * 2, vectors) if how == "returns nonsense" else (values, vectors * torch.nan)
 
-    monkeypatch.setattr(dense, "CPU_DOUBLE", 2)
+    set_sizes(double=2)
     monkeypatch.setattr(dense.torch.linalg, "eigh", fails)
     matrix = psd(5).float()
     values, vectors = dense.eigh_psd(matrix, "layer")
@@ -121,7 +122,9 @@ def test_float64_where_float32_fails(how: str, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close((vectors * values) @ vectors.mT, matrix, rtol=1e-4, atol=1e-4)
 
 
-def test_the_cpu_decomposes_what_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_decomposes_what_a_gpu_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, set_sizes: Callable[..., None]
+) -> None:
     eigh, failed = torch.linalg.eigh, []
 
     def fails(matrix: Tensor) -> Any:
@@ -135,7 +138,7 @@ def test_the_cpu_decomposes_what_a_gpu_has_no_room_for(monkeypatch: pytest.Monke
     with pytest.raises(torch.OutOfMemoryError):
         dense.eigh_psd(matrix, "on the CPU")
     failed.clear()
-    monkeypatch.setattr(dense, "ON_CPU", 0)
+    set_sizes(on_cpu=0)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True))
     values, vectors = dense.eigh_psd(matrix, "layer")
     assert failed

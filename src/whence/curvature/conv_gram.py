@@ -34,7 +34,6 @@ from whence.recording.rules import ConvRule
 REACH = 2  # largest distance between two offsets of a 3 × 3 kernel
 PLACES = 9  # positions in its window
 PRODUCTS, PAIRS = 13, 81  # C × C products at each position: by autocorrelation, and with patches
-ROWS = 32768  # positions in one product on the CPU: longer float32 sums lose digits
 AUTOCORRELATION_COST = 0.7  # autocorrelation is used below this share of the cost with patches, in products
 COPY = 170  # cost of copying one number, in multiplications
 IMAGE_ROWS_COST = 0.8  # image rows are used below this share of the cost with patches
@@ -100,7 +99,7 @@ class Autocorrelation:
         if self.x.device.type != "cpu":
             return [self]
         frame = (self.x.shape[2] + REACH) * (self.x.shape[3] + REACH)
-        return [Autocorrelation(some, self.bias) for some in self.x.split(max(1, ROWS // frame))]
+        return [Autocorrelation(some, self.bias) for some in self.x.split(max(1, sizes().rows // frame))]
 
 
 def autocorrelation_pays(x: Tensor) -> bool:

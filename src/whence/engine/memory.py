@@ -27,7 +27,9 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes computed or kept at a time, which change no result; and the work up to which answers are exact."""
+    """How much is computed or kept at a time, which changes results by rounding only, and which method is used from
+    which size on. Numbers are bytes where nothing else is said.
+    """
 
     intermediate: int = 64 * MIB  # one intermediate tensor on a CPU
     cuda_intermediate: int = 2 * GIB
@@ -45,6 +47,18 @@ class Sizes:
     dense_curvature: int = 6 * GIB  # dense curvature, at the most
     dense_covariance: int = 2 * GIB  # a dense covariance of all weights, at the most
     probes: int = GIB  # gradients that are looked at on the first batch
+
+    # Products: longer sums in float32 lose digits.
+    rows: int = 32_768  # rows in one product on a CPU
+    split_rows: int = 1024  # rows in one product on tensor cores, of numbers split in two
+    split_products: int = 512 * MIB  # such products that are kept until they are added
+
+    # Eigendecompositions, by the size of the matrix.
+    double: int = 2048  # in float64 up to this size on a CPU
+    cuda_double: int = 512
+    on_cpu: int = 96  # those of a GPU, on the CPU up to this size
+
+    # Work.
     exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute
     cuda_exact: int = 2 * 10**14
 

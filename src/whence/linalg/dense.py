@@ -14,12 +14,8 @@ from whence.linalg import split
 
 Eigen = tuple[Tensor, Tensor]  # λ [..., n] and Q [..., n, n]
 
-CPU_DOUBLE = 2048  # size up to which matrices are decomposed in float64 on the CPU
-CUDA_DOUBLE = 512  # the same on a GPU
 CUDA_BATCHED = 512  # size up to which matrices of one shape go into one call on a GPU
-ON_CPU = 96  # size up to which a GPU's matrices are decomposed on the CPU
 NEGATIVE = {torch.float64: 1e-6, torch.float32: 1e-4}  # tolerated −λ_min / λ_max
-LONG = 32768  # largest number of rows in one product
 NOT_FINITE = "the curvature contains NaN or infinite values; are the network's outputs finite?"
 NEGATIVE_VALUE = (
     "the curvature has a negative eigenvalue, {:.3g} times its largest. Use float64, or curvature='ggn', which is "
@@ -64,10 +60,10 @@ def gram(x: Tensor, coarse: bool = False) -> Tensor:
 
 def add_upper_gram(x: Tensor, out: Tensor) -> None:
     """Add xᵀ x to ``out`` [D, D], perhaps a view of a larger matrix; entries below the diagonal are not valid."""
-    width = x.shape[-1]
-    if len(x) > LONG:  # sum each piece separately: a float32 sum over millions of rows loses three digits
-        pieces = [torch.zeros_like(out) for _ in range(0, len(x), LONG)]
-        for piece, part in zip(x.split(LONG), pieces, strict=True):
+    width, most = x.shape[-1], sizes().rows
+    if len(x) > most:  # sum each piece separately: a float32 sum over millions of rows loses three digits
+        pieces = [torch.zeros_like(out) for _ in range(0, len(x), most)]
+        for piece, part in zip(x.split(most), pieces, strict=True):
             add_upper_gram(piece, part)
         out += torch.stack(pieces).sum(0)
     elif width <= SPLIT or len(x) < 8:
@@ -149,9 +145,9 @@ def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
     """Decompose one batch [B, n, n]; ``counts`` matrices in turn belong to each name."""
     owner = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
     _require(_finite(matrix), owner, NOT_FINITE)
-    size, cuda = matrix.shape[-1], matrix.is_cuda
-    work = matrix.cpu() if cuda and size <= ON_CPU else matrix
-    double = matrix.dtype == torch.float64 or size <= (CUDA_DOUBLE if work.is_cuda else CPU_DOUBLE)
+    size, limit = matrix.shape[-1], sizes()
+    work = matrix.cpu() if matrix.is_cuda and size <= limit.on_cpu else matrix
+    double = matrix.dtype == torch.float64 or size <= (limit.cuda_double if work.is_cuda else limit.double)
     try:
         values, vectors = _decomposed(work, double, owner)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """float32 products on a GPU's tensor cores, with every number split into two bfloat16 numbers.
 
 x = h + m up to 2⁻¹⁷ |x|, and products of bfloat16 numbers are exact in float32. Tensor cores lose digits in sums,
-so they sum ``ROWS`` rows at a time, and the pieces are added in float32. The relative error is about 1e-6, so
+so they sum ``split_rows`` rows at a time, and the pieces are added in float32. The relative error is about 1e-6, so
 this is for outputs of TF32 convolutions (torch's default), whose error is a hundred times larger.
 """
 
@@ -13,18 +13,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from whence.engine.memory import sizes
 from whence.errors import is_out_of_memory
 
-ROWS = 1024
 WIDE = 512  # width from which Gram matrices
 WORK = 8e9  # with this many operations are faster this way
 WIDE_SHIFTED = 128  # the same for shifted products, which share the splitting
-ROOM = 2**29  # bytes of pieces at a time
 
 
 def gram_pays(like: Tensor, rows: int, width: int) -> bool:
     """Whether :func:`gram` of [rows, width] is faster than one product."""
-    return width >= WIDE and rows >= ROWS and 2.0 * rows * width**2 >= WORK and able(like)
+    return width >= WIDE and rows >= sizes().split_rows and 2.0 * rows * width**2 >= WORK and able(like)
 
 
 def shifted_pays(like: Tensor, width: int) -> bool:
@@ -46,12 +45,12 @@ def _convolutions_in_tf32() -> bool:
 
 def gram(x: Tensor) -> Tensor:
     """xᵀ x for x [R, D]: hᵀ h + hᵀ m + mᵀ h + mᵀ m."""
-    width = x.shape[1]
-    at_once = ROWS * max(1, ROOM // (4 * width**2))
+    width, rows = x.shape[1], sizes().split_rows
+    at_once = rows * max(1, sizes().split_products // (4 * width**2))
     total = x.new_zeros(width, width)
     for some in x.split(at_once):
-        count = -(-len(some) // ROWS)
-        h, m = _halves(some, count * ROWS).movedim(1, 0).unflatten(1, (count, ROWS))
+        count = -(-len(some) // rows)
+        h, m = _halves(some, count * rows).movedim(1, 0).unflatten(1, (count, rows))
         mixed = _product(h, m).sum(0)
         total += _product(h, h).sum(0)
         total += _product(m, m).sum(0)
@@ -62,17 +61,17 @@ def gram(x: Tensor) -> Tensor:
 
 def shifted_products(flat: Tensor, rows: int, shifts: Sequence[int]) -> Tensor:
     """Σ_r x[r] x[r + s]ᵀ for each shift s, of x [rows + max s, C] that is zero from ``rows`` on: [S, C, C]."""
-    width = flat.shape[1]
-    count = -(-rows // ROWS)
-    both = _halves(flat, count * ROWS + max(shifts)).flatten(1)  # [R, 2 · C]
-    pieces = max(1, ROOM // (16 * width**2))
+    width, each = flat.shape[1], sizes().split_rows
+    count = -(-rows // each)
+    both = _halves(flat, count * each + max(shifts)).flatten(1)  # [R, 2 · C]
+    pieces = max(1, sizes().split_products // (16 * width**2))
     found = flat.new_empty(len(shifts), width, width)
     for first in range(0, count, pieces):
         some = min(pieces, count - first)
-        start, stop = first * ROWS, (first + some) * ROWS
-        x = both[start:stop].unflatten(0, (some, ROWS))
+        start, stop = first * each, (first + some) * each
+        x = both[start:stop].unflatten(0, (some, each))
         for total, by in zip(found, shifts, strict=True):
-            parts = _product(x, both[start + by : stop + by].unflatten(0, (some, ROWS)))
+            parts = _product(x, both[start + by : stop + by].unflatten(0, (some, each)))
             parts = parts.view(some, 2, width, 2, width)
             if first == 0:
                 torch.sum(parts, (0, 1, 3), out=total)
