@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 import whence
 from benchmarks.large_networks import gpt2, resnet50
 from whence.errors import Notice
 from whence.likelihoods import Categorical
-from whence.recording import blocks
 
 
 def quietly(*args: Any, **kwargs: Any) -> Any:
@@ -21,9 +20,9 @@ def quietly(*args: Any, **kwargs: Any) -> Any:
         return whence.laplace(*args, progress=False, **kwargs)
 
 
-def test_a_language_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_language_model_by_default(set_sizes: Callable[..., None]) -> None:
     """Every weight of a tied transformer has a posterior, none by the per-example fallback, and it predicts."""
-    monkeypatch.setattr(blocks, "PER_CALL", 1000)
+    set_sizes(call_by_call=1000)
     model = gpt2(True, 8)
     text = torch.randint(211, (6, 9))
     likelihood = Categorical(class_dim=-1)

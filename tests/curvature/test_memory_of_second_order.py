@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,11 +29,14 @@ SECOND: list[tuple[dict[str, Any], list[tuple[Any, str]]]] = [
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 @pytest.mark.parametrize(("options", "places"), SECOND, ids=[str(i) for i in range(len(SECOND))])
 def test_second_derivatives_and_products_go_on_too(
-    options: dict[str, Any], places: list[tuple[Any, str]], one_at_a_time: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any],
+    places: list[tuple[Any, str]],
+    one_at_a_time: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    set_sizes: Callable[..., None],
 ) -> None:
     if one_at_a_time:  # so that halving reaches the examples
-        monkeypatch.setattr(hessian, "TOGETHER", 1)
-        monkeypatch.setattr(lowrank, "CHUNK", 1)
+        set_sizes(hessian_rows=1, directions=1)
     network = small_network()
     undisturbed = fitted(network, prior_precision=100.0, **options)
     monkeypatch.setattr(memory, "release", lambda device: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 import whence
 from whence.errors import Notice
 from whence.likelihoods import Categorical
-from whence.recording import blocks
 
 
 def quietly(*args: Any, **kwargs: Any) -> Any:
@@ -44,14 +44,13 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.middle(x)))
 
 
-def test_the_diagonal_of_a_tied_weight_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_diagonal_of_a_tied_weight_call_by_call(set_sizes: Callable[..., None]) -> None:
     """Both calls apart, the head's position by position: in another network the two are two weights."""
     tied, apart = Tied(True).double(), Tied(False).double()
     apart.load_state_dict(tied.state_dict())
     x, y = language_data()
     options: dict[str, Any] = {"likelihood": Categorical(class_dim=-1), "curvature": "empirical"}
-    monkeypatch.setattr(blocks, "PER_CALL", 50)
-    monkeypatch.setattr(blocks, "EXACT_LIMIT", 50)
+    set_sizes(call_by_call=50, dense_block=50)
     with pytest.warns(Notice, match=r"embedding \(Embedding\) got a smaller structure: .* tied .* call by call"):
         found = whence.laplace(tied, (x, y), progress=False, **options)
     assert found.structures["embedding"].structure == "diag"
@@ -81,11 +80,11 @@ def test_summing_call_by_call_is_exact_for_an_output_layer() -> None:
     torch.testing.assert_close(before, after)
 
 
-def test_tied_weights_of_a_requested_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_weights_of_a_requested_diagonal(set_sizes: Callable[..., None]) -> None:
     model = Tied(True).double()
     options: dict[str, Any] = {"likelihood": Categorical(class_dim=-1), "curvature": "empirical", "structure": "diag"}
     exact = quietly(model, language_data(), **options)
-    monkeypatch.setattr(blocks, "PER_CALL", 50)
+    set_sizes(call_by_call=50)
     found = quietly(model, language_data(), **options)
     assert exact.structures["embedding"].reason == ""
     assert "without cross terms" in found.structures["embedding"].reason

@@ -50,8 +50,8 @@ class TestDeferredChecks:
             watch.read()
 
     @pytest.mark.parametrize("shape", [(5, 3), (7,), (2, 1, 9), (1, 11)], ids=str)
-    def test_many_values_are_looked_at_in_parts(self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(checks, "TOGETHER", 4)
+    def test_many_values_are_looked_at_in_parts(self, shape: tuple[int, ...], set_sizes: Callable[..., None]) -> None:
+        set_sizes(checked=4)
         values = torch.zeros(shape)
         check_finite(values, "the inputs", 0)
         values.view(-1)[[0, 5]] = torch.tensor([torch.nan, -torch.inf])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import whence
 from tests.comparison import assert_close
 from tests.covering import covering
+from whence.curvature import lowrank
 from whence.errors import Notice
 from whence.posteriors.laplace.search import DECADE, Search
 
@@ -129,7 +130,7 @@ def test_low_rank_where_the_spectrum_is_flat() -> None:
 
 
 def test_low_rank_that_does_not_converge_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.curvature.lowrank.PASSES", 2)
+    monkeypatch.setattr(lowrank, "compute", functools.partial(lowrank.compute, passes=2))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 3))
     data = torch.randn(300, 30), torch.randint(3, (300,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 import whence
 from tests.zoo.data import make
 from whence.errors import BadData, BadOption
-from whence.training import augment, examples
+from whence.training import augment
 from whence.training.examples import Examples
 from whence.zoo.data import load
 
@@ -68,8 +70,8 @@ def test_pixel_scale() -> None:
 
 @pytest.mark.parametrize("batch", [1, 7, 50, 64])
 @pytest.mark.parametrize("chunk", [1, 10, 21, 1000])
-def test_epoch_gives_every_example_once(batch: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "CHUNK_EXAMPLES", chunk)
+def test_epoch_gives_every_example_once(batch: int, chunk: int, set_sizes: Callable[..., None]) -> None:
+    set_sizes(shuffled_examples=chunk)
     data = pictures()
     batches = list(data.epoch(batch, generator=torch.Generator().manual_seed(3)))
     x, y = joined(batches)
@@ -78,19 +80,18 @@ def test_epoch_gives_every_example_once(batch: int, chunk: int, monkeypatch: pyt
     assert [len(b) for _, b in batches[:-1]] == [batch] * (len(batches) - 1) and len(batches) == -(-50 // batch)
 
 
-def test_chunks_do_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_order(set_sizes: Callable[..., None]) -> None:
     data = pictures()
     whole = joined(data.epoch(4, generator=torch.Generator().manual_seed(3)))
     for examples_at_once, bytes_at_once in ((5, 2**30), (1000, 500)):
-        monkeypatch.setattr(examples, "CHUNK_EXAMPLES", examples_at_once)
-        monkeypatch.setattr(examples, "CHUNK_BYTES", bytes_at_once)
+        set_sizes(shuffled_examples=examples_at_once, shuffled=bytes_at_once)
         cut = joined(data.epoch(4, generator=torch.Generator().manual_seed(3)))
         assert torch.equal(whole[0], cut[0]) and torch.equal(whole[1], cut[1])
 
 
 @pytest.mark.parametrize("chunk", [10, 1000])
-def test_drop_last(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "CHUNK_EXAMPLES", chunk)
+def test_drop_last(chunk: int, set_sizes: Callable[..., None]) -> None:
+    set_sizes(shuffled_examples=chunk)
     sizes = [len(y) for _, y in pictures().epoch(8, drop_last=True)]
     assert sizes == [8] * 6
     assert list(pictures(5).epoch(8, drop_last=True)) == []

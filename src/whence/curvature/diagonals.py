@@ -84,13 +84,23 @@ def matrix_squares(calls: list[MatrixCall], native: tuple[int, ...], grads: Grad
         squares = call.g.square().sum(0).squeeze(2)  # [E, N, O]
         return squares.mT @ call.a.dense().squeeze(2).square()
     if len(calls) == 1 and call.pairs == slice(0, native[0]):
-        if (call.a.positions + 1) / 2 <= PAIRS_PAY * grads.count:
+        if pairs_pay(call, grads):
             return _by_pairs_of_positions(call, total)
-        if call.g.device.type == "cpu" and grads.count * total[0].numel() * total.element_size() > LARGE:
+        if single_rows_pay(grads, total):
             return _row_by_row(call, total)
     for rows in summed_rows(calls, native, grads):
         total += rows.square().sum((0, 1))
     return total
+
+
+def pairs_pay(call: MatrixCall, grads: Gradients) -> bool:
+    """Whether pairs of positions are faster than rows."""
+    return (call.a.positions + 1) / 2 <= PAIRS_PAY * grads.count
+
+
+def single_rows_pay(grads: Gradients, total: Tensor) -> bool:
+    """Whether the rows of one example are too large for the cache of a CPU."""
+    return total.device.type == "cpu" and grads.count * total[0].numel() * total.element_size() > LARGE
 
 
 def is_unshared(calls: list[MatrixCall], pairs: int) -> bool:

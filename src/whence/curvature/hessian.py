@@ -13,7 +13,7 @@ from whence.curvature.result import FitRecord, RecordSums
 from whence.curvature.sums import InputSums
 from whence.curvature.sweep import Examples, add_in_parts
 from whence.engine.batches import counted_examples
-from whence.engine.memory import ChunkLimits
+from whence.engine.memory import ChunkLimits, sizes
 from whence.engine.passes import Passes
 from whence.engine.stages import NamedSums
 from whence.errors import TooLarge, UnsupportedLayer
@@ -27,7 +27,6 @@ from whence.recording.positions import find_live, has_sequences, probe
 from whence.recording.recorder import gradients
 
 LIMIT = 20_000  # parameters; the Hessian takes one backward pass for each
-TOGETHER = 64  # rows
 
 
 def compute(
@@ -114,7 +113,7 @@ class _SecondDerivatives:
         params = [self.plan.network.params[p.name] for b in group for p in b.params]
         first = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in first])
-        self.limits.under_way = step = self.limits.columns or TOGETHER
+        self.limits.under_way = step = self.limits.columns or sizes().hessian_rows
         for start, rows in _rows(self.plan, params, flat, examples.columns[i], step):
             which = slice(start, start + len(rows))
             total[which] += rows[:, which].diagonal() if total.dim() == 1 else rows

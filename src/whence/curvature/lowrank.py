@@ -20,7 +20,7 @@ from whence.curvature.result import FitRecord, RecordSums
 from whence.curvature.sweep import Examples, add_in_parts
 from whence.engine.batches import counted_examples
 from whence.engine.files import digest
-from whence.engine.memory import ChunkLimits
+from whence.engine.memory import ChunkLimits, sizes
 from whence.engine.passes import Passes
 from whence.engine.ranks import Ranks
 from whence.engine.stages import NamedSums
@@ -38,7 +38,6 @@ PASSES = 40  # largest number of passes over the data
 BLOCKS = 6  # blocks of directions before a restart from the leading ones
 WHOLE = 4096  # no restart up to this number of weights
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of ‖H u − λ u‖ / λ₁
-CHUNK = 16  # directions that go through the network together
 
 
 def compute(
@@ -48,8 +47,12 @@ def compute(
     options: FitOptions,
     ranks: Ranks,
     ratio: Ratio | None,
+    passes: int = PASSES,
 ) -> tuple[list[Structure], FitRecord]:
-    """U diag(λ) Uᵀ ≈ D^{-1/2} H D^{-1/2} over all blocks jointly; ``ratio`` is D, or None for I."""
+    """U diag(λ) Uᵀ ≈ D^{-1/2} H D^{-1/2} over all blocks jointly; ``ratio`` is D, or None for I.
+
+    At most ``passes`` passes over the data.
+    """
     size = sum(b.size for b in plan.blocks)
     rank = min(options.rank, size)
     width = min(rank + OVERSAMPLE, size)
@@ -61,7 +64,7 @@ def compute(
     start = torch.randn(size, width, generator=generator, dtype=torch.float64)
     space = Krylov(torch.linalg.qr(start.to(like.device, dtype))[0], rank, size)
     record = FitRecord()
-    for _ in range(PASSES):
+    for _ in range(passes):
         (block,) = _from_rank_zero(ranks, space.block)
         product, record = _product(plan, batches, likelihood, options, block if root is None else root * block)
         ranks.synchronise("adding up products")
@@ -71,14 +74,14 @@ def compute(
         if space.done:
             break
     if not space.done:
-        _notify_unconverged(space, rank)
+        _notify_unconverged(space, rank, passes)
     values, vectors = _from_rank_zero(ranks, *space.leading())
     return [LowRank(values, vectors, ratio=ratio)], record
 
 
-def _notify_unconverged(space: Krylov, rank: int) -> None:
+def _notify_unconverged(space: Krylov, rank: int, passes: int) -> None:
     notice(
-        f"{space.converged} of the leading {rank} eigenpairs have converged after {PASSES} passes over the data; the "
+        f"{space.converged} of the leading {rank} eigenpairs have converged after {passes} passes over the data; the "
         f"largest residual is {space.residual:.2g} times the largest eigenvalue. The spectrum is flat there: a lower "
         "rank, at which it still falls, or structure='kron' describes the curvature better."
     )
@@ -191,7 +194,7 @@ class _ProductSums:
         network, vector = self.plan.network, Vector(self.plan.network, self.plan.blocks)
         params = [network.params[n] for n in vector.names]
         while (start := examples.columns[0]) < self.basis.shape[1]:
-            step = self.limits.under_way = self.limits.columns or CHUNK
+            step = self.limits.under_way = self.limits.columns or sizes().directions
             which = slice(start, min(start + step, self.basis.shape[1]))
             _, moved = push(network, examples.batch.inputs, vector.split(self.basis[:, which].mT), outputs)
             flat = self.likelihood.flatten(moved.detach().flatten(0, 1)).unflatten(0, moved.shape[:2])

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.engine.memory import sizes
 from whence.errors import BadData
 
 Explain = Callable[[list[float]], str | None]  # an error message from a few numbers; None if they are fine
-
-TOGETHER = 2**22  # values that are checked at a time
 
 
 class DeferredChecks:
@@ -133,7 +132,7 @@ def check_finite(value: Any, what: str, index: int) -> None:
 
 def _finite(tensor: Tensor) -> Tensor:
     """The number of finite values; in parts, since the check takes twice the memory of its input."""
-    rows = max(1, TOGETHER * len(tensor) // tensor.numel()) if tensor.dim() else 1
+    rows = max(1, sizes().checked * len(tensor) // tensor.numel()) if tensor.dim() else 1
     parts = tensor.split(rows) if tensor.dim() else (tensor,)
     found = [torch.isfinite(part).sum() for part in parts]
     return found[0] if len(found) == 1 else torch.stack(found).sum()

@@ -47,6 +47,11 @@ class Sizes:
     dense_curvature: int = 6 * GIB  # dense curvature, at the most
     dense_covariance: int = 2 * GIB  # a dense covariance of all weights, at the most
     probes: int = GIB  # gradients that are looked at on the first batch
+    checked: int = 4 * MIB  # numbers that are checked for NaN at a time
+    hessian_rows: int = 64  # rows of a Hessian in one backward pass
+    directions: int = 16  # directions that a low-rank fit sends through the network together
+    shuffled: int = 256 * MIB  # examples that are shuffled, augmented and normalised at once
+    shuffled_examples: int = 16_384  # the same, by their number
 
     # Products: longer sums in float32 lose digits.
     rows: int = 32_768  # rows in one product on a CPU
@@ -57,6 +62,10 @@ class Sizes:
     double: int = 2048  # in float64 up to this size on a CPU
     cuda_double: int = 512
     on_cpu: int = 96  # those of a GPU, on the CPU up to this size
+
+    # Structures, by the number of parameters.
+    dense_block: int = 512  # a block without a Kronecker rule is kept dense up to this size
+    call_by_call: int = 2**23  # the diagonal of a tied weight is summed call by call above this size
 
     # Work.
     exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whence.engine.memory import readable
+from whence.engine.memory import readable, sizes
 from whence.engine.options import Option
 from whence.functional import Network
 from whence.linalg.structures import BlockStructure, StructureKind
@@ -18,10 +18,8 @@ from whence.recording.layout import Inspection, kernel_size
 from whence.recording.recorder import Ref, Use
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
-EXACT_LIMIT = 512  # parameters up to which a block without a Kronecker rule is kept dense
 MAX_FACTOR = 16384  # rows of a Kronecker factor above which only its diagonal is kept; 1 GiB in float32
 UNREACHED = "it does not reach the output"
-PER_CALL = 2**23  # parameters above which the diagonal of a tied weight is summed call by call
 
 
 class GradientSource(Option):
@@ -119,7 +117,11 @@ class Block:
     @property
     def per_call(self) -> bool:
         """Whether its diagonal is summed call by call (:func:`whence.curvature.diagonals.squares_per_call`)."""
-        return self.source is GradientSource.ROWS and self.structure is BlockStructure.DIAG and self.size > PER_CALL
+        return (
+            self.source is GradientSource.ROWS
+            and self.structure is BlockStructure.DIAG
+            and self.size > sizes().call_by_call
+        )
 
     @property
     def size(self) -> int:
@@ -317,7 +319,7 @@ def _assigned(block: Block, structure: StructureKind, max_factor: int) -> Block:
         return replace(block, structure=BlockStructure.DENSE, reason="")
     if structure.factored and block.source is GradientSource.MATRIX:
         return _thinned(replace(block, structure=BlockStructure(structure), reason=""), max_factor)
-    if structure.factored and block.source is GradientSource.ROWS and block.size <= EXACT_LIMIT:
+    if structure.factored and block.source is GradientSource.ROWS and block.size <= sizes().dense_block:
         return replace(block, structure=BlockStructure.DENSE, reason=f"{block.reason}: exact, since it is small")
     if not structure.factored and structure is not StructureKind.DIAG:
         return replace(block, structure=BlockStructure(structure), reason="")
@@ -335,10 +337,10 @@ def _thinned(block: Block, max_factor: int) -> Block:
     wide = [(n, what) for n, what in ((outputs, "outputs"), (inputs, "inputs")) if n > max_factor]
     if not wide:
         return block
-    sizes = " and ".join(f"{n:,} {what}" for n, what in wide)
+    width = " and ".join(f"{n:,} {what}" for n, what in wide)
     needed = readable(sum(2 * 4 * pairs * n * n for n, _ in wide))
     reason = (
-        f"it has {sizes}, more than max_factor={max_factor:,}: only the diagonal of that Kronecker factor is kept (the "
+        f"it has {width}, more than max_factor={max_factor:,}: only the diagonal of that Kronecker factor is kept (the "
         f"whole factor with its eigenvectors would take {needed})"
     )
     return replace(

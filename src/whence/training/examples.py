@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from whence.engine.files import digest
+from whence.engine.memory import sizes
 from whence.engine.randomness import derived_seed
 from whence.errors import BadData, BadOption
 from whence.training.augment import Augment
-
-CHUNK_EXAMPLES = 16_384  # examples that are shuffled, augmented and normalised at once
-CHUNK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +168,7 @@ class Examples:
     def _chunk(self, batch: int) -> int:
         """Examples in a chunk: a multiple of the batch size."""
         each = max(1, self.raw[0].numel() * self.dtype.itemsize) if self.size else 1
-        return max(1, min(CHUNK_EXAMPLES, CHUNK_BYTES // each) // batch) * batch
+        return max(1, min(sizes().shuffled_examples, sizes().shuffled // each) // batch) * batch
 
     def _ready(self, raw: Tensor, augment: bool, generator: torch.Generator | None) -> Tensor:
         """Raw inputs, prepared for the network."""
