@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from whence.cli import demo, main
 
 def test_prepare_and_run(shop: Path, capsys, monkeypatch) -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(demo, "EPOCHS", 1)
+    monkeypatch.setattr(demo, "prepare", functools.partial(demo.prepare, epochs=1))
     assert main(["demo", "--json", "--seed", "1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["html"] == "whence-demo/audit.html" and Path(told["json"]).is_file()

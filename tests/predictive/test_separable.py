@@ -31,8 +31,8 @@ def spectrum(size: int, power: int, top: float, rank: int, seed: int) -> torch.T
     return values.sort().values
 
 
-def weighted_priors(a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float) -> Tensor:
-    return weighted_linear(a2, g, Lattice(gammas, alphas, scale, DELTAS), Pairs(g.device))
+def weighted_priors(a2: Tensor, g: Tensor, gammas: Tensor, alphas: Tensor, scale: float, **block: Any) -> Tensor:
+    return weighted_linear(a2, g, Lattice(gammas, alphas, scale, DELTAS, **block), Pairs(g.device))
 
 
 @pytest.mark.parametrize("rank", [30, 11, 1, 0])
@@ -48,16 +48,12 @@ def test_interpolation_is_exact_to_rounding(rank: int, scale: float) -> None:
         assert_close(ours, (g * weights.unsqueeze(1)) @ g.mT, 1e-7)
 
 
-def test_pieces_of_the_inputs_agree(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
-    from whence.predictive import separable
-
+def test_pieces_of_the_inputs_agree(set_sizes: Any) -> None:
     a2, g = torch.rand(9, 5, dtype=torch.float64), torch.randn(9, 3, 6, dtype=torch.float64)
     gammas, alphas = spectrum(6, 2, 3.0, 6, 1), spectrum(5, 2, 2.0, 5, 2)
     whole = weighted_priors(a2, g, gammas, alphas, 1.0)
     set_sizes(priors=80)
-    monkeypatch.setattr(separable, "PRIORS", 2)
-    monkeypatch.setattr(separable, "OUTPUTS", 4)
-    assert_close(weighted_priors(a2, g, gammas, alphas, 1.0), whole, 1e-12)
+    assert_close(weighted_priors(a2, g, gammas, alphas, 1.0, block=(2, 4)), whole, 1e-12)
 
 
 def test_tap_by_tap_is_the_same_as_by_products() -> None:

@@ -13,7 +13,7 @@ import whence
 from tests.comparison import assert_close
 from whence.errors import Notice
 from whence.likelihoods import Categorical
-from whence.recording import layout, recorder
+from whence.recording import layout
 from whence.recording.recorder import probe_like
 
 
@@ -62,8 +62,7 @@ def test_few_examples_are_looked_at_where_outputs_are_large(monkeypatch: pytest.
         found = quietly(model, data, **options)
         assert [b.source for b in found.blocks] == [b.source for b in wanted.blocks]
         assert sizes.pop() == size
-    monkeypatch.setattr(recorder, "PERIOD", 7)
-    probe = probe_like(torch.zeros(3, 5))
+    probe = probe_like(torch.zeros(3, 5), period=7)
     assert torch.equal(probe.flatten()[:7], probe.flatten()[7:14]) and probe.abs().min() > 0
 
 

@@ -47,7 +47,7 @@ def network() -> nn.Module:
     )
 
 
-def prepare(seed: int = 0) -> tuple[nn.Module, Pair, Pair, Pair, Tensor]:
+def prepare(seed: int = 0, epochs: int = EPOCHS) -> tuple[nn.Module, Pair, Pair, Pair, Tensor]:
     """A trained network, its training, validation and test data, and out-of-distribution inputs."""
     need("sklearn", "zoo")
     data = whence.zoo.load("digits", seed=seed, validation=0.3)
@@ -58,7 +58,7 @@ def prepare(seed: int = 0) -> tuple[nn.Module, Pair, Pair, Pair, Tensor]:
         torch.manual_seed(seed)
         model = network()
         whence.zoo.train(
-            model, train, epochs=EPOCHS, batch_size=64, optimiser="adam", lr=3e-3, seed=seed, progress=False
+            model, train, epochs=epochs, batch_size=64, optimiser="adam", lr=3e-3, seed=seed, progress=False
         )
     x = data.train.tensors()[0]
     patches = x.min() + photographs(seed) * (x.max() - x.min())

@@ -281,14 +281,14 @@ def _mixture(centre: Tensor, std: Tensor, grid: Tensor, function: Function) -> t
     return total / len(centre), slope / len(centre)
 
 
-def _reached(first: Tensor, last: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of a component and a grid point in its reach, first ≤ point < last, about CHUNK at once."""
+def _reached(first: Tensor, last: Tensor, at_once: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of a component and a grid point in its reach, first ≤ point < last, about ``at_once`` at once."""
     lengths = last - first
     ends = lengths.cumsum(0)
     start = 0
     while start < len(lengths):
         done = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(torch.searchsorted(ends, done + CHUNK, right=True)))
+        stop = max(start + 1, int(torch.searchsorted(ends, done + at_once, right=True)))
         each = lengths[start:stop]
         rows = torch.arange(start, stop, device=first.device).repeat_interleave(each)
         inside = torch.arange(len(rows), device=first.device) - (ends[rows] - lengths[rows] - done)

@@ -25,7 +25,7 @@ from whence.linalg.spectral import DiagonalSpectral
 TAPS = 8  # points of the interpolating polynomial
 STEP = math.log(10) / 6  # spacing of the lattice: error 1e-7 of the largest value
 ABOVE = 1e8  # h is constant to rounding above this multiple of the largest α
-PRIORS, OUTPUTS = 16, 256  # interpolated together, from neighbouring lattice points
+BLOCK = (16, 256)  # priors and outputs interpolated together, from neighbouring lattice points
 SPREAD = 128 * 2**20  # bytes of an interpolation matrix for all priors and outputs, on a GPU
 
 
@@ -120,7 +120,14 @@ def _at_once(like: Tensor) -> int:
 class Lattice:
     """Equally spaced log t, and the interpolation of h from them to t = δ / (s γ) for the requested δ."""
 
-    def __init__(self, gammas: Tensor, alphas: Tensor, scale: float, deltas: Sequence[float]) -> None:
+    def __init__(
+        self,
+        gammas: Tensor,
+        alphas: Tensor,
+        scale: float,
+        deltas: Sequence[float],
+        block: tuple[int, int] = BLOCK,
+    ) -> None:
         device, self.dtype = gammas.device, gammas.dtype
         alphas, gammas = alphas.double().clamp(min=0), gammas.double().clamp(min=0)
         most = math.log(max(float(alphas.max()), torch.finfo(torch.float64).tiny) * ABOVE)
@@ -135,7 +142,7 @@ class Lattice:
         place = (wanted - first) / STEP
         self.base = place.floor().long() - TAPS // 2 + 1  # first lattice point of the interpolation, [R, O]
         self.taps = (_lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
-        self.blocks = list(self._blocks()) if device.type == "cpu" else []
+        self.blocks = list(self._blocks(*block)) if device.type == "cpu" else []
         small = self.base.numel() * count * self.kernel.element_size() <= SPREAD
         self.whole = self._interpolation_matrix(count) if device.type != "cpu" and small else None  # [M, R · O]
 
@@ -169,12 +176,12 @@ class Lattice:
         found = self.taps.new_zeros(count, index.shape[1])
         return found.scatter_add_(0, index, self.taps.flatten(0, 1).mT.contiguous())
 
-    def _blocks(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+    def _blocks(self, priors: int, outputs: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Groups of priors and outputs, their lattice points, and the interpolation matrix, [M', R' · O']."""
         steps = torch.arange(TAPS, device=self.base.device)
-        for r in range(0, self.shape[0], PRIORS):
-            for o in range(0, self.shape[1], OUTPUTS):
-                rs, some = slice(r, r + PRIORS), slice(o, o + OUTPUTS)
+        for r in range(0, self.shape[0], priors):
+            for o in range(0, self.shape[1], outputs):
+                rs, some = slice(r, r + priors), slice(o, o + outputs)
                 low, high = torch.stack(torch.aminmax(self.base[rs, some])).tolist()
                 index = (self.base[rs, some] - low).unsqueeze(-1) + steps
                 spread = self.taps.new_zeros(len(index), high - low + TAPS, index.shape[1])

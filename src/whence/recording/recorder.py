@@ -77,7 +77,7 @@ class Use:
         return type(self.rule).__name__, self.weight, self.bias, self.nth
 
 
-PERIOD = 1_000_003  # entries of a probe before it repeats itself
+PERIOD = 1_000_003  # entries
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative error of gradients that rounding may cause
 MAXIMA = {
     torch.max,
@@ -345,11 +345,14 @@ def forward(network: Network, inputs: Inputs, fused: bool = False, recorder: Rec
     return Pass(network, outputs, recorder.uses, recorder.recurrent, recorder.maxima)
 
 
-def probe_like(outputs: Tensor) -> Tensor:
-    """A direction in output space in which nothing vanishes by chance; computed on the device, for CUDA graphs."""
+def probe_like(outputs: Tensor, period: int = PERIOD) -> Tensor:
+    """A direction in output space in which nothing vanishes by chance; computed on the device, for CUDA graphs.
+
+    It repeats itself after ``period`` entries.
+    """
     size = outputs.numel()
     if not size:
         return outputs.detach()
-    places = torch.arange(1, min(size, PERIOD) + 1, dtype=torch.float64, device=outputs.device)
+    places = torch.arange(1, min(size, period) + 1, dtype=torch.float64, device=outputs.device)
     noise = (torch.sin(places * 12.9898) * 43758.5453).frac() * 12**0.5  # spread over (−√12, √12)
     return noise.to(outputs.dtype).repeat(-(-size // len(noise)))[:size].reshape(outputs.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import zipfile
@@ -147,19 +148,19 @@ def test_published_md5_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     make.line(error, path, "md5", "0" * 32)
 
 
-def test_large_files_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_large_files_are_checked_once(tmp_path: Path, own_cache: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"content")
-    monkeypatch.setattr(files, "REMEMBER_BYTES", 3)
-    files.check_md5(path, make.md5(b"content"))
+    check = functools.partial(files.check_md5, path, make.md5(b"content"), remember=3)
+    check()
     assert len(list((own_cache / "verified").iterdir())) == 1
     state = path.stat()
     path.write_bytes(b"CONTENT")
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    files.check_md5(path, make.md5(b"content"))  # same path, size and time: remembered
+    check()  # same path, size and time: remembered
     os.utime(path, ns=(0, 0))
     with pytest.raises(BadFile) as error:
-        files.check_md5(path, make.md5(b"content"))
+        check()
     make.line(error, path)
 
 

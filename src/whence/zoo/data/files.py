@@ -180,14 +180,17 @@ def _from_tar(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     return found
 
 
-def check_md5(path: Path, expected: str | None) -> None:
-    """Check a file against its published md5; large files once for each path, size and time of change."""
+def check_md5(path: Path, expected: str | None, remember: int = REMEMBER_BYTES) -> None:
+    """Check a file against its published md5.
+
+    Files of more than ``remember`` bytes are checked once for each path, size and time of change.
+    """
     if expected is None:
         return
     state = path.stat()
     key = f"{path.absolute()}\n{state.st_size}\n{state.st_mtime_ns}\n{expected}"
     mark = cache() / "verified" / hashlib.sha256(key.encode()).hexdigest()
-    large = state.st_size > REMEMBER_BYTES
+    large = state.st_size > remember
     if large and mark.exists():
         return
     with path.open("rb") as file:
