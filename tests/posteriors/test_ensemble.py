@@ -342,6 +342,8 @@ def _refused_by_name(folder, settings) -> None:
         fit_ensemble(small_double, labelled(95), checkpoint=folder, **settings)
     with pytest.raises(BadOption, match=r"made with lr=0.05, not 0.1"):
         fit_ensemble(small_double, labelled(), checkpoint=folder, **(settings | {"lr": 0.1}))
+    with pytest.raises(BadOption, match=r"checkpoint_every=True must be a number of seconds, 0 \(after every epoch\)"):
+        fit_ensemble(small_double, labelled(), checkpoint=folder, checkpoint_every=True, **settings)
     with pytest.raises(BadOption, match=r"made with seed=0, not 7"):
         fit_ensemble(small_double, labelled(), checkpoint=folder, **(settings | {"seed": 7}))
     with pytest.raises(BadFile, match="starts from other weights"):
@@ -359,10 +361,8 @@ def _refused_by_name(folder, settings) -> None:
 
 
 def test_side_by_side_goes_on_from_the_middle(tmp_path, monkeypatch) -> None:
-    from whence.posteriors.ensembles import fit as ensemble_fit
     from whence.training import loop
 
-    monkeypatch.setattr(ensemble_fit, "CHECKPOINT_EVERY", 0.0)
     settings = {"likelihood": "classification", "members": 2, "vectorised": True, "progress": False, "epochs": 4}
     for optimiser in ("sgd", "adam"):
         settings |= {"optimiser": optimiser, "lr": 0.02}
@@ -378,8 +378,8 @@ def test_side_by_side_goes_on_from_the_middle(tmp_path, monkeypatch) -> None:
         folder = tmp_path / optimiser
         monkeypatch.setattr(loop, "_epoch", stops)
         with pytest.raises(KeyboardInterrupt):
-            fit_ensemble(normalised, labelled(), checkpoint=folder, **settings)
-        again = fit_ensemble(normalised, labelled(), checkpoint=folder, **settings)
+            fit_ensemble(normalised, labelled(), checkpoint=folder, checkpoint_every=0, **settings)
+        again = fit_ensemble(normalised, labelled(), checkpoint=folder, checkpoint_every=0, **settings)
         assert seen == [0, 1, 2, 2, 3]
         torch.testing.assert_close(torch.stack(weights_of(again)), torch.stack(whole), rtol=0, atol=0)
         assert not list(folder.glob("training-*"))

@@ -340,7 +340,6 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
         "max_depth": 3,
     }
     whole = sampled(mlp(), labels(), **options)
-    monkeypatch.setattr(sampling, "CHECKPOINT_EVERY", 0.0)
     advance, count = sampling.Chains.advance, 0
 
     def stop(self: sampling.Chains) -> None:
@@ -354,7 +353,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):  # interrupted once in warm-up; then to the end
         monkeypatch.setattr(sampling.Chains, "advance", stop)
         try:
-            resumed = sampled(mlp(), labels(), checkpoint=path, **options)
+            resumed = sampled(mlp(), labels(), checkpoint=path, checkpoint_every=0, **options)
         except KeyboardInterrupt:
             assert path.is_file()
     assert torch.equal(resumed.positions, whole.positions)
@@ -415,6 +414,7 @@ def test_the_size_limit_says_what_it_is_and_why() -> None:
         ({"warmup": -1}, BadOption, "warmup=-1"),
         ({"warmup": 0}, BadOption, "step_size"),
         ({"target_accept": 1.0}, BadOption, "target_accept=1.0"),
+        ({"checkpoint_every": -1}, BadOption, r"checkpoint_every=-1 must be a number of seconds, 0 \(after every tran"),
         ({"max_depth": 20}, BadOption, "max_depth=20"),
         ({"step_size": -1.0}, BadOption, "step_size=-1.0"),
         ({"dtype": torch.float16}, BadOption, "float64 or torch.float32"),

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.covering import covering
 from whence.errors import BadFile, BadOption, Notice
 from whence.posteriors.hmc import Hmc, hmc
-from whence.posteriors.hmc import chains as sampling
 
 
 def data(n: int = 60) -> tuple[Tensor, Tensor]:
@@ -36,9 +35,7 @@ def sampled(net: nn.Module, given: Any, **options: Any) -> Hmc:
 
 
 @pytest.mark.parametrize(("likelihood", "own"), covering(["classification", "regression"], [False, True]))
-def test_an_hmc_run_on_a_shuffling_loader_goes_on(
-    likelihood: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_hmc_run_on_a_shuffling_loader_goes_on(likelihood: str, own: bool, tmp_path: Path) -> None:
     x, y = data()
     net = nn.Linear(3, 2 if likelihood == "classification" else 1)
     targets = y if likelihood == "classification" else x[:, :1] + torch.randn(60, 1)
@@ -48,7 +45,6 @@ def test_an_hmc_run_on_a_shuffling_loader_goes_on(
         return DataLoader(TensorDataset(inputs, targets), 20, shuffle=True, generator=generator)
 
     path = tmp_path / "run"
-    monkeypatch.setattr(sampling, "CHECKPOINT_EVERY", 0.0)
     first = sampled(net, loader(), likelihood=likelihood, checkpoint=path)
     again = sampled(net, loader(), likelihood=likelihood, checkpoint=path)
     assert torch.equal(first.positions, again.positions)

@@ -26,6 +26,15 @@ class Option(StrEnum):
         return repr(self.value)
 
 
+def check_interval(checkpoint_every: float, shortest: str = "batch") -> None:
+    """Refuse what is no number of seconds."""
+    number = isinstance(checkpoint_every, (int, float)) and not isinstance(checkpoint_every, bool)
+    if not number or not 0 <= checkpoint_every < math.inf:
+        raise BadOption(
+            f"checkpoint_every={checkpoint_every!r} must be a number of seconds, 0 (after every {shortest}) or more."
+        )
+
+
 @dataclass(frozen=True)
 class Execution:
     """How a fit or an audit is executed; no option here changes a result.
@@ -46,8 +55,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         every = self.checkpoint_every
-        if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 <= every < math.inf:
-            raise BadOption(f"checkpoint_every={every!r} must be a number of seconds, 0 (after every batch) or more.")
+        check_interval(every)
         if not isinstance(self.checkpoint, (str, os.PathLike, type(None))):
             raise BadOption(f"checkpoint is a {type(self.checkpoint).__name__}; pass the name of a file.")
         if self.checkpoint is None and every != CHECKPOINT_EVERY:

@@ -38,10 +38,11 @@ class MemberTrainer:
         explicit: dict[str, Any],
         seed: int,
         device: str | None,
+        checkpoint_every: float = 30.0,
     ) -> None:
         self.factory, self.data, self.validation, self.settings = factory, data, validation, settings
         self.explicit = explicit  # settings that the caller named, which a loader may not take
-        self.seed, self.device = seed, device
+        self.seed, self.device, self.checkpoint_every = seed, device, checkpoint_every
         self._waiting: dict[int, nn.Module] = {}  # built in advance
         self._seen: dict[int, weakref.ref[nn.Module]] = {}
         self._generator_states: dict[int, bytes] = {}  # of torch's generator after the factory
@@ -51,7 +52,7 @@ class MemberTrainer:
     def __reduce__(self) -> Any:
         """Pickle without the networks built so far."""
         given = self.factory, self.data, self.validation, self.settings, self.explicit, self.seed, self.device
-        return MemberTrainer, given
+        return MemberTrainer, (*given, self.checkpoint_every)
 
     def build(self, index: int) -> nn.Module:
         """Member ``index``, untrained."""
@@ -73,7 +74,7 @@ class MemberTrainer:
         """Member ``index``, trained alone, with its history."""
         done = train(
             self.build(index), self.data, self.settings, validation=self.validation, seed=self.member_seed(index),
-            checkpoint=checkpoint, progress=progress, **self.explicit,
+            checkpoint=checkpoint, checkpoint_every=self.checkpoint_every, progress=progress, **self.explicit,
         )  # fmt: skip
         return done.network, [record.to_dict() for record in done.history]
 

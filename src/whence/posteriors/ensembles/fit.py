@@ -14,6 +14,7 @@ from torch import nn
 from whence.copies import copy_module
 from whence.engine.checkpoint import TOGETHER, CheckpointFile
 from whence.engine.files import read_meta
+from whence.engine.options import check_interval
 from whence.engine.randomness import preserved_random_state, resolve_seed
 from whence.engine.ranks import Ranks, on_all_ranks
 from whence.errors import BadOption, notice, whole_numbers
@@ -44,7 +45,6 @@ from whence.training.losses import MeanNegativeLogLikelihood, residual_noise
 from whence.training.settings import Settings
 from whence.training.supervised import training_feed
 
-CHECKPOINT_EVERY = 30.0  # seconds
 Trained = dict[int, tuple[nn.Module, History]]  # by member
 
 
@@ -67,6 +67,7 @@ def fit_ensemble(
     vectorised: bool | Literal["auto"] = "auto",
     processes: int = 0,
     checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
     process_group: Any = None,
     progress: bool = True,
     **settings: Any,
@@ -87,7 +88,8 @@ def fit_ensemble(
             says why not otherwise (and not for convolutions on a CPU, where it is slower); ``True`` raises an
             error instead.
         processes: train this many members at a time, each in its own process.
-        checkpoint: a folder; finished members are saved there and not trained again.
+        checkpoint: a folder; finished members are saved there and not trained again, and those in training every
+            ``checkpoint_every`` seconds (0: after every epoch).
         process_group: a torch process group (or True for the default one) whose ranks divide the members; each
             passes all of the data, and gets all members.
         progress: whether to show a progress bar.
@@ -95,6 +97,7 @@ def fit_ensemble(
     seed = resolve_seed(seed, generator)
     whole_numbers(members=members)
     whole_numbers(0, processes=processes)
+    check_interval(checkpoint_every, "epoch")
     if vectorised not in (True, False, "auto"):
         raise BadOption(f"vectorised={vectorised!r} is not True, False or 'auto'.")
     if processes and vectorised is True:
@@ -107,7 +110,7 @@ def fit_ensemble(
     plan = Settings().with_(loss=MeanNegativeLogLikelihood(minimised), **chosen)
     data, validation = training_parts(data, validation)
     place = None if device is None else str(device)
-    trainer = MemberTrainer(factory, data, validation, plan, explicit, seed, place)
+    trainer = MemberTrainer(factory, data, validation, plan, explicit, seed, place, checkpoint_every)
     if members > 1 or not processes:  # each process makes its own copy
         trainer.check(members)
     ranks: Ranks = process_group
@@ -196,7 +199,7 @@ def _side_by_side(
         group = members[start : start + size]
         models = [trainer.build(i) for i in group]
         training = VectorisedTraining(trainer, group, models, feed, likelihood)
-        saved = None if folder is None else _checkpoint(folder, group)
+        saved = None if folder is None else _checkpoint(folder, group, trainer.checkpoint_every)
         done = run(training, plan, checkpoint=saved, progress=progress)
         for index, model, history in zip(group, models, histories(done.records), strict=True):
             found[index] = (model, history)
@@ -207,9 +210,9 @@ def _side_by_side(
     return found
 
 
-def _checkpoint(folder: MemberFolder, group: list[int]) -> TrainingCheckpoint:
+def _checkpoint(folder: MemberFolder, group: list[int], every: float) -> TrainingCheckpoint:
     """The checkpoint of these members; one of other members is deleted."""
     file = CheckpointFile(folder.training(f"{group[0]}-{group[-1]}"), TOGETHER)
     if file.path.exists() and read_meta(file.path).get("identity") != {"members": group}:
         file.remove()
-    return TrainingCheckpoint(file, {"members": group}, {}, CHECKPOINT_EVERY)
+    return TrainingCheckpoint(file, {"members": group}, {}, every)

@@ -29,8 +29,6 @@ from whence.posteriors.hmc.kernels import (
 from whence.posteriors.hmc.nuts import nuts_transition
 from whence.training.checkpoint import part_of, prefixed, refuse_other
 
-CHECKPOINT_EVERY = 30.0  # seconds
-
 DESCRIBED = {
     "network": "another network: the values of model= are not the same",
     "data": "other examples: data= is not the same",
@@ -92,9 +90,16 @@ class Chains:
         self.stats = {n: torch.zeros(shape[:2], dtype=d, device=start.device) for n, d in STATS.items()}  # [T, K]
 
     def run(
-        self, progress: bool, file: CheckpointFile | None = None, identity: Mapping[str, Any] = MappingProxyType({})
+        self,
+        progress: bool,
+        file: CheckpointFile | None = None,
+        identity: Mapping[str, Any] = MappingProxyType({}),
+        every: float = 30.0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All draws [K, T, P] and their statistics [K, T]; ``identity`` describes the run in a checkpoint."""
+        """All draws [K, T, P] and their statistics [K, T].
+
+        A checkpoint is written every so many seconds; ``identity`` describes the run in it.
+        """
         if file is not None:
             self._resume(file, identity)
         written = time.monotonic()
@@ -102,7 +107,7 @@ class Chains:
             while self.done < self.total:
                 self.advance()
                 bar.update()
-                if file is not None and (self.done == self.total or time.monotonic() - written >= CHECKPOINT_EVERY):
+                if file is not None and (self.done == self.total or time.monotonic() - written >= every):
                     meta = {"identity": dict(identity), "done": self.done, "seconds": self.seconds}
                     file.write(self._tensors(), meta)
                     written = time.monotonic()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from whence.engine.batches import Data, take, tensors_in
 from whence.engine.checkpoint import CheckpointFile
 from whence.engine.files import digest, digest_of_values
+from whence.engine.options import check_interval
 from whence.engine.randomness import seed_from, seeded
 from whence.errors import BadOption, NotConverged, TooLarge, notice, one_of, whole_numbers
 from whence.functional import Network, refuse_batch_statistics
@@ -59,6 +60,7 @@ def hmc(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
     checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
     limit: int = LIMIT,
     progress: bool = True,
 ) -> Hmc:
@@ -91,7 +93,8 @@ def hmc(
         dtype: in which the chains are computed.
         device: where to compute; by default where the model is.
         generator: randomness; ``None`` is torch's default generator. Each chain is independent of the others.
-        checkpoint: a file to which the run is saved regularly, and from which it resumes.
+        checkpoint: a file to which the run is saved every ``checkpoint_every`` seconds (0: after every transition),
+            and from which it resumes.
         limit: largest number of weights that is accepted.
         progress: whether to show a progress bar for runs of more than a few seconds.
     """
@@ -99,6 +102,7 @@ def hmc(
     one_of(mass, MASSES, "mass")
     whole_numbers(chains=chains, num_samples=num_samples, thin=thin, max_depth=max_depth, steps=steps, limit=limit)
     whole_numbers(0, warmup=warmup)
+    check_interval(checkpoint_every, "transition")
     _check_numbers(warmup, target_accept, max_depth, step_size, dtype)
     resolved, estimate = resolve(likelihood)
     check_prior(prior_precision, relative=False)
@@ -139,7 +143,7 @@ def hmc(
         file = CheckpointFile.at(checkpoint, "HMC run")
         noise = "regression" if estimate else str(whole.likelihood.spec())
         identity = _identity(settings, potential, prior.describe(), noise, seeded_by_user=generator is not None)
-    positions, stats = run.run(progress, file, identity)
+    positions, stats = run.run(progress, file, identity, checkpoint_every)
     posterior = Hmc(
         network=network,
         likelihood=whole.likelihood,
