@@ -23,15 +23,16 @@ Step = Callable[[], None]
 class Stand:
     """Makes graphs that behave like those of a GPU: capturing executes nothing, replaying leaves the host alone."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[BatchGraphs], None] | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[BatchGraphs], None] | None = None, busy: float = 1e9
+    ) -> None:
         self.replays = self.captures = 0
-        self.spoil = spoil
+        self.spoil, self.busy = spoil, busy
         monkeypatch.setattr(graphs, "wanted", lambda s: s.options.execution.cuda_graphs)
-        monkeypatch.setattr(replay, "BUSY", 1e9)
         monkeypatch.setattr(graphs, "BatchGraphs", self.make)
 
     def make(self, owner: Any, total: int | None) -> BatchGraphs:
-        made = BatchGraphs(owner, total, lambda function, device: self.capture(made, function))
+        made = BatchGraphs(owner, total, lambda function, device: self.capture(made, function), self.busy)
         return made
 
     def capture(self, made: BatchGraphs, function: Step) -> Step:
@@ -124,8 +125,7 @@ def test_few_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_keeps_the_device_busy_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand = Stand(monkeypatch)
-    monkeypatch.setattr(replay, "BUSY", 0.0)
+    stand = Stand(monkeypatch, busy=0.0)
     fit(batches())
     assert not stand.captures
 

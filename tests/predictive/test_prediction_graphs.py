@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
-from whence.engine import graphs as replay
 from whence.engine.checks import DeferredChecks
 from whence.engine.graphs import Replayed
 from whence.predictive import dispatch, linearised
@@ -32,8 +31,6 @@ class Stand:
         )
         monkeypatch.setattr(linearised, "Replayed", self.make)
         monkeypatch.setattr(linearised, "piece_size", lambda *_: 4)
-        monkeypatch.setattr(replay, "BUSY", 1e9)
-        monkeypatch.setattr(replay, "FEW_CALLS", 6)
 
     def make(self, function: Any, total: int | None, holds: Any) -> Replayed:
         def computed(inputs: Any) -> Any:
@@ -41,7 +38,7 @@ class Stand:
             return mean, cov + self.spoil if self.replaying else cov
 
         self.replaying = False
-        return Replayed(computed, total, self.capture, holds)
+        return Replayed(computed, total, self.capture, holds, few=6, busy=1e9)
 
     def capture(self, function: Step, device: torch.device) -> Step:
         self.captures += 1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whence.engine.batches import map_tensors, tensors_in
 from whence.engine.graphs import (
+    BUSY,
     Capture,
     CapturedChecks,
     CapturePolicy,
@@ -62,9 +63,9 @@ class Captured:
 class BatchGraphs:
     """One captured graph per batch shape."""
 
-    def __init__(self, sweep: Sweep, total: int | None, capture: Capture = cuda_capture) -> None:
+    def __init__(self, sweep: Sweep, total: int | None, capture: Capture = cuda_capture, busy: float = BUSY) -> None:
         self.sweep, self.capture = sweep, capture
-        self.policy: CapturePolicy[Captured] = CapturePolicy(total, FEW)
+        self.policy: CapturePolicy[Captured] = CapturePolicy(total, FEW, busy)
         self.policy.on = sum(t.nbytes for t in self._sums()) <= LARGEST
 
     def add(self, examples: Examples) -> bool:

@@ -27,7 +27,7 @@ from whence.engine.checks import DeferredChecks, Explain, collecting, refuse
 T = TypeVar("T")
 WARM = 2  # eager batches of a shape before a capture; the second is timed
 FEW_CALLS = 16  # remaining calls for which a capture pays off
-BUSY = 1.5  # largest ratio of a batch's time to its launch time for which a graph pays off
+BUSY = 1.5  # ratio of a batch's time to its launch time
 SHAPES = 8  # largest number of graphs, each with its own memory
 TOLERANCE = 1e-3  # relative; only rounding may differ
 
@@ -91,11 +91,12 @@ class Mode(Enum):
 class CapturePolicy(Generic[T]):
     """How batches are executed, by their shapes.
 
-    ``left`` is the number of remaining batches, if known; ``few`` the number for which a capture pays off.
+    ``left`` is the number of remaining batches, if known; ``few`` the number for which a capture pays off; ``busy`` the
+    largest ratio of a batch's time to its launch time for which it does.
     """
 
-    def __init__(self, left: int | None, few: int) -> None:
-        self.left, self.few, self.on = left, few, True
+    def __init__(self, left: int | None, few: int, busy: float = BUSY) -> None:
+        self.left, self.few, self.busy, self.on = left, few, busy, True
         self.ready: dict[Hashable, T | None] = {}
         self._seen: Counter[Hashable] = Counter()
 
@@ -119,7 +120,7 @@ class CapturePolicy(Generic[T]):
         start = _now(device)
         found = function()
         launched = time.perf_counter()
-        self.on = _now(device) - start < BUSY * (launched - start)
+        self.on = _now(device) - start < self.busy * (launched - start)
         return found
 
 
@@ -181,7 +182,8 @@ class Graph:
 class Replayed:
     """A function from inputs to tensors, replayed as a graph where that pays off.
 
-    ``total`` is the number of calls; ``holds`` returns tensors that it reads and that may be replaced.
+    ``total`` is the number of calls; ``holds`` returns tensors that it reads and that may be replaced; ``few`` and
+    ``busy`` are those of :class:`CapturePolicy`.
     """
 
     def __init__(
@@ -190,9 +192,11 @@ class Replayed:
         total: int | None,
         capture: Capture = cuda_capture,
         holds: Callable[[], list[Tensor]] = list,
+        few: int = FEW_CALLS,
+        busy: float = BUSY,
     ) -> None:
         self.function, self.capture, self.holds = function, capture, holds
-        self.policy: CapturePolicy[Graph] = CapturePolicy(total, FEW_CALLS)
+        self.policy: CapturePolicy[Graph] = CapturePolicy(total, few, busy)
 
     def __call__(self, inputs: Inputs) -> Computed:
         key = shapes(inputs)
