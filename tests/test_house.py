@@ -100,6 +100,27 @@ def test_posteriors_are_asked_by_their_contract(path: Path) -> None:
             assert (name, ast.unparse(node.annotation)) != ("posterior", "Any"), f"line {node.lineno}"
 
 
+# What tests may replace
+
+
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(Path(__file__).parent)))
+def test_no_test_patches_a_constant(path: Path) -> None:
+    """Sizes and intervals are arguments, or fields of ``whence.engine.memory.Sizes`` (the fixture ``set_sizes``)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            given = node.args[:2] if called in ("setattr", "delattr", "patch", "object") else []
+            names = [a.value.split(".")[-1] for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+        assert not any(name.isupper() for name in names), f"line {node.lineno}: {ast.unparse(node)}"
+
+
 IMPORTS = """
 import io, sys
 def loaded(*names): print([name for name in names if name in sys.modules])
