@@ -21,7 +21,7 @@ from whence.engine.batches import Inputs, take
 from whence.engine.contexts import full_precision
 from whence.engine.options import Execution
 from whence.engine.randomness import Points, seed_from
-from whence.errors import NotDefined, one_of
+from whence.errors import NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.linalg.gaussian import BlockGaussian
@@ -29,7 +29,7 @@ from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral
 from whence.linalg.structures import BlockStructure, StructureKind
 from whence.posteriors.base import WeightPosterior
 from whence.posteriors.drawn import DrawnPosterior
-from whence.predictive.dispatch import linearised_prediction
+from whence.predictive.dispatch import Method, linearised_prediction
 from whence.predictive.links import LINK_POINTS, LinkName
 from whence.predictive.predictions import JointPrediction, Prediction
 from whence.predictive.sources import Linearised, Source
@@ -118,7 +118,7 @@ class GaussianPosterior(DrawnPosterior, WeightPosterior):
         through the network's Jacobian at the mean; ``link``, ``joint`` and ``probes`` are as for
         :meth:`whence.Laplace.predict`.
         """
-        if one_of(method or "sampled", ("linearised", "sampled"), "method") == "sampled":
+        if Method.parse(method or Method.SAMPLED, "method") is Method.SAMPLED:
             return super().predict(x, link=link, num_samples=num_samples, generator=generator, joint=joint)  # type: ignore[arg-type]
         first = next(self.network.pieces(x, SEEN))
         return linearised_prediction(self.linearisable(first), x, link or "mc", num_samples, generator, joint, probes)
@@ -126,7 +126,7 @@ class GaussianPosterior(DrawnPosterior, WeightPosterior):
     def sources(
         self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> list[Source]:
-        if method != "linearised":
+        if Method.parse(method or Method.SAMPLED, "method") is Method.SAMPLED:
             return super().sources(method, num_samples, generator)
         points = Points(num_samples or LINK_POINTS, None if generator is None else seed_from(generator))
         return [Linearised(self.network, lambda x: self.linearisable(x[:SEEN].detach()), points)]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from whence.engine.batches import check_finite, tensors_in
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
+from whence.engine.options import Option
 from whence.errors import BadOption, notice, one_of
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName
@@ -26,6 +27,7 @@ from whence.posteriors.ensembles.mixture import allotted, check_weights, mixture
 from whence.posteriors.ensembles.posterior import MemberPosterior, check_output_shapes, members_of
 from whence.posteriors.laplace.front import laplace
 from whence.posteriors.laplace.posterior import Laplace
+from whence.predictive.dispatch import Method
 from whence.predictive.links import LinkName, predict_draws
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import FunctionDraws, WeightDraws
@@ -33,7 +35,20 @@ from whence.predictive.sources import Source
 from whence.priors import Relative
 from whence.training.checkpoint import part_of
 
-Weighting = Literal["evidence", "equal"]
+
+class Weighting(Option):
+    """Where the weights of the members come from."""
+
+    EVIDENCE = "evidence"
+    EQUAL = "equal"
+    GIVEN = "given"
+
+    @classmethod
+    def asked(cls, weights: str) -> Weighting:
+        """What a caller may ask for by name."""
+        return cls(one_of(weights, (cls.EVIDENCE.value, cls.EQUAL.value), "weights"))
+
+
 ALONE = 0.99  # weight above which a notice says that one member dominates
 
 
@@ -42,7 +57,7 @@ def laplace_ensemble(
     data: Any,
     *,
     likelihood: Likelihood | LikelihoodName,
-    weights: Weighting = "evidence",
+    weights: Literal["evidence", "equal"] = "evidence",
     **options: Any,
 ) -> LaplaceEnsemble:
     """A mixture of Laplace posteriors, one around each network.
@@ -55,8 +70,8 @@ def laplace_ensemble(
         **options: as for :func:`whence.laplace`. With ``weights="evidence"`` the prior is isotropic (1.0 unless given):
             the evidence under a relative one cannot be compared between networks.
     """
-    one_of(weights, ("evidence", "equal"), "weights")
-    if weights == "evidence" and isinstance(options.setdefault("prior_precision", 1.0), Relative):
+    weighting = Weighting.asked(weights)
+    if weighting is Weighting.EVIDENCE and isinstance(options.setdefault("prior_precision", 1.0), Relative):
         raise BadOption(
             "weights='evidence' compares networks by their evidence, which a relative prior does not allow: its scales "
             "come from each network's own weights. Pass weights='equal', or an isotropic prior (prior_precision=1.0)."
@@ -65,7 +80,7 @@ def laplace_ensemble(
         laplace(model, data, likelihood=likelihood, **_of_member(options, index))
         for index, model in enumerate(members_of(models))
     ]
-    return of_members(fitted, weights)
+    return of_members(fitted, weighting)
 
 
 def _of_member(options: dict[str, Any], index: int) -> dict[str, Any]:
@@ -78,11 +93,12 @@ def _of_member(options: dict[str, Any], index: int) -> dict[str, Any]:
     return options | {"execution": own}
 
 
-def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:
+def of_members(members: Sequence[Laplace], weighting: Weighting) -> LaplaceEnsemble:
     """The mixture; members that predict different things are refused."""
     check_output_shapes({index: member.output_shape for index, member in enumerate(members)})
-    if weighting == "equal":
-        return LaplaceEnsemble(tuple(members), torch.full((len(members),), 1 / len(members)).double(), "equal")
+    if weighting is Weighting.EQUAL:
+        equal = torch.full((len(members),), 1 / len(members)).double()
+        return LaplaceEnsemble(tuple(members), equal, weighting)
     logs = evidences(members)
     weights = check_weights((logs - logs.max()).exp(), len(members))
     assert weights is not None
@@ -94,7 +110,7 @@ def of_members(members: Sequence[Laplace], weighting: str) -> LaplaceEnsemble:
             f"{float(logs[heaviest] - others.max()):.1f} above the next, so the others hardly count. Laplace evidences "
             "of networks differ by more than their predictions do; weights='equal' uses them all."
         )
-    return LaplaceEnsemble(tuple(members), weights, "evidence")
+    return LaplaceEnsemble(tuple(members), weights, weighting)
 
 
 def evidences(members: Sequence[Laplace]) -> Tensor:
@@ -108,7 +124,7 @@ class LaplaceEnsemble(MemberPosterior):
 
     members: tuple[Laplace, ...]
     weights: Tensor  # [M], float64, sum 1
-    weighting: str
+    weighting: Weighting
 
     kind: ClassVar[str] = "laplace_ensemble"
 
@@ -157,7 +173,7 @@ class LaplaceEnsemble(MemberPosterior):
         """The weighted mixture of the members' predictions; the options are those of :meth:`Laplace.predict`."""
         if joint:
             self._refuse_closed_forms(None, None, joint)
-        if method == "sampled":
+        if method is not None and Method.parse(method, "method") is Method.SAMPLED:
             return super().predict(x, num_samples=num_samples, generator=generator)
         parts: list[Any] = []
         for member, weight in zip(self.members, self.weights, strict=True):
@@ -187,18 +203,18 @@ class LaplaceEnsemble(MemberPosterior):
         Without, each prior maximises the evidence, and evidence weights are computed again.
         """
         tuned = tuple(m.tune(data, **options) for m in self.members)
-        if data is None and self.weighting == "evidence":
-            return of_members(tuned, "evidence")
+        if data is None and self.weighting is Weighting.EVIDENCE:
+            return of_members(tuned, self.weighting)
         return replace(self, members=tuned)
 
     def with_weights(self, weights: Any) -> LaplaceEnsemble:
         """The same members by ``"evidence"``, ``"equal"``, or with given weights."""
         if isinstance(weights, str):
-            return of_members(self.members, one_of(weights, ("evidence", "equal"), "weights"))
+            return of_members(self.members, Weighting.asked(weights))
         checked = check_weights(weights, len(self))
         if checked is None:
-            return of_members(self.members, "equal")
-        return replace(self, weights=checked, weighting="given")
+            return of_members(self.members, Weighting.EQUAL)
+        return replace(self, weights=checked, weighting=Weighting.GIVEN)
 
     @property
     def snapshots(self) -> tuple[Network, ...]:
@@ -207,7 +223,7 @@ class LaplaceEnsemble(MemberPosterior):
     def sources(
         self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> list[Source]:
-        if method == "sampled":
+        if method is not None and Method.parse(method, "method") is Method.SAMPLED:
             return super().sources(method, num_samples, generator)
         pairs = zip(self.members, self.weights.tolist(), strict=True)
         chosen = [member.sources(method, num_samples, generator, share) for member, share in pairs if share > 0]
@@ -227,7 +243,7 @@ class LaplaceEnsemble(MemberPosterior):
                 own, meta = read_tensors(path)
                 metas.append(meta)
                 tensors |= {f"member.{index}.{key}": value for key, value in own.items()}
-        return State({"members": metas, "weights": self.weights.tolist(), "weighting": self.weighting}, tensors)
+        return State({"members": metas, "weights": self.weights.tolist(), "weighting": self.weighting.value}, tensors)
 
     @classmethod
     def restored(cls, state: State, models: list[nn.Module], likelihood: Likelihood) -> LaplaceEnsemble:
@@ -242,7 +258,7 @@ class LaplaceEnsemble(MemberPosterior):
                 users = None if from_spec(meta["likelihood"]) is not None else likelihood
                 members.append(load(path, model, likelihood=users))
         weights = torch.tensor(state.meta["weights"], dtype=torch.float64)
-        return cls(tuple(members), weights, state.meta["weighting"])
+        return cls(tuple(members), weights, Weighting(state.meta["weighting"]))
 
     def to(self, *args: Any, **kwargs: Any) -> LaplaceEnsemble:
         return replace(self, members=tuple(m.to(*args, **kwargs) for m in self.members))

@@ -26,6 +26,7 @@ from whence.posteriors.base import LayerStructure, Summary, WeightPosterior
 from whence.posteriors.laplace import description
 from whence.posteriors.laplace.covariance import covariance, deviations, variances
 from whence.posteriors.laplace.decompose import belongs_to, group_name, spectra_of
+from whence.predictive.dispatch import Method, predict
 from whence.predictive.links import LINK_POINTS, LinkName, PredictOptions
 from whence.predictive.predictions import JointPrediction, P_co
 from whence.predictive.sampled import WeightDraws
@@ -231,7 +232,6 @@ class Laplace(WeightPosterior[P_co]):
         number of directions. ``"sampled"`` (default for dense outputs) averages ``num_samples`` (100) weight draws.
         """
         from whence.posteriors.laplace.tuning import say_if_untuned
-        from whence.predictive.dispatch import predict
 
         say_if_untuned(self)
         return cast("P_co", predict(self, x, method, link, num_samples, generator, joint, probes))
@@ -248,7 +248,7 @@ class Laplace(WeightPosterior[P_co]):
         share: float = 1.0,
     ) -> list[Source]:
         """``share`` is the posterior's weight in a mixture."""
-        if (method or self.default_method) == "linearised":
+        if Method.parse(method or self.default_method, "method") is Method.LINEARISED:
             seed = None if generator is None else seed_from(generator)
             return [Linearised(self.network, lambda _: self, Points(num_samples or LINK_POINTS, seed), share)]
         draws = self.draw(num_samples or self.default_draws, generator=generator)

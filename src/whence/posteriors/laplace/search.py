@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,13 +26,13 @@ from whence.errors import BadOption, notice
 from whence.likelihoods import Gaussian
 from whence.posteriors.laplace.description import Trial, Tuning
 from whence.posteriors.laplace.validation import ByLayer, ProjectedExamples, Validation, one, scaled_priors
+from whence.predictive.dispatch import Method
 from whence.predictive.linearised_draws import linearised_draws
 from whence.predictive.sampled import FunctionDraws
 from whence.predictive.score import gaussian_losses, mixture_loss
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
-    from whence.posteriors.laplace.tuning import ScaleChoice
 
 DECADE = math.log(10)
 POINTS_TOGETHER = 2**28  # output draws per call of the likelihood on a GPU
@@ -48,6 +49,14 @@ PLAIN = 1e-3  # negligible variance of logits, or of outputs relative to the noi
 LARGEST_SCALE = 8 * DECADE  # largest change of the data scale, up or down
 
 
+class ScaleSearch(Enum):
+    """Whether the data scale is changed."""
+
+    FIXED = False
+    BEST = True
+    SOBER = "auto"  # only if another is better by more than STANDARD_ERRORS
+
+
 class Search:
     """Coordinate search over log r (one for all layers, then optionally one per layer) and log s."""
 
@@ -55,16 +64,16 @@ class Search:
         self,
         posterior: Laplace,
         data: Data,
-        method: str,
-        data_scale: ScaleChoice,
+        method: Method,
+        scale: ScaleSearch,
         num_samples: int | None,
         generator: torch.Generator | None,
         progress: bool,
     ) -> None:
         self.start, self.method = posterior, method
         self.validation = Validation(data, progress)
-        self.scales, self.sober = bool(data_scale), data_scale == "auto"
-        linearised = method == "linearised"
+        self.scales, self.sober = scale is not ScaleSearch.FIXED, scale is ScaleSearch.SOBER
+        linearised = method is Method.LINEARISED
         self.by_draws = not linearised or len(posterior.output_shape) != 1  # of the weights, or the linearised network
         self.num_samples = num_samples or (DRAWS if self.by_draws else POINTS)
         self.seed = 0 if linearised and generator is None else seed_from(generator)
@@ -285,7 +294,7 @@ class Search:
 
     def _draws(self, posterior: Laplace) -> FunctionDraws:
         generator = torch.Generator(posterior.network.device).manual_seed(self.seed)  # a CPU's would keep a GPU waiting
-        if self.method == "linearised":
+        if self.method is Method.LINEARISED:
             return linearised_draws(posterior, -(-self.num_samples // 2), generator)
         return posterior.draw(self.num_samples, generator=generator)
 

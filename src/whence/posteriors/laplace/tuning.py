@@ -15,8 +15,8 @@ from whence.likelihoods import Gaussian
 from whence.linalg.gaussian import Damping
 from whence.posteriors.laplace.description import Trial, Tuning
 from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
-from whence.posteriors.laplace.search import Search, level
-from whence.predictive.dispatch import predict
+from whence.posteriors.laplace.search import ScaleSearch, Search, level
+from whence.predictive.dispatch import Method, predict
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -40,11 +40,11 @@ def tune(
     reference: bool,
 ) -> Laplace:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.tune`."""
-    one_of(method, ("linearised", "sampled"), "method")
+    chosen = Method.parse(method, "method")
     if not isinstance(data_scale, bool):
         one_of(data_scale, ("auto",), "data_scale (True, False or 'auto')")
     if data is None:
-        if method != "linearised" or num_samples is not None or generator is not None:
+        if chosen is not Method.LINEARISED or num_samples is not None or generator is not None:
             raise BadOption(
                 "without validation data the evidence is maximised, which draws nothing: method, num_samples and "
                 "generator do not apply. Pass validation data, or omit them."
@@ -55,7 +55,7 @@ def tune(
     network = posterior.network
     loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
-    search = Search(posterior, loader, method, data_scale, num_samples, generator, progress)
+    search = Search(posterior, loader, chosen, ScaleSearch(data_scale), num_samples, generator, progress)
     tuned = search.run(per_layer)
     if not reference:
         return tuned

@@ -15,12 +15,13 @@ from whence.curvature.jvp import tangents
 from whence.engine.batches import tensors_in
 from whence.engine.contexts import full_precision
 from whence.engine.randomness import Points
-from whence.errors import BadOption, NotDefined, one_of
+from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.posteriors.base import LayerStructure, Summary, WeightPosterior, layer_structures
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace.covariance import refuse_dense
+from whence.predictive.dispatch import Method
 from whence.predictive.links import OutputGaussian, predict_draws, predict_gaussian
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import BATCH, WeightDraws
@@ -163,11 +164,11 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         ``"linearised"`` (default) uses f*(x) ± J(x) z for every draw z: the mean is then exactly f*(x), and the
         covariance of the outputs the mean of J z zᵀ Jᵀ. ``"sampled"`` runs the network at θ* + z.
         """
-        chosen = one_of(method or "linearised", ("linearised", "sampled"), "method")
+        chosen = Method.parse(method or self.default_method, "method")
         self._refuse_closed_forms(None, link, joint)
         draws = self.chosen(num_samples, generator)
         with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
-            if chosen == "sampled":
+            if chosen is Method.SAMPLED:
                 return self._functions(draws).predict(x)
             return self._linearised(*self._derivatives(x, draws))
 
@@ -202,7 +203,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     def sources(
         self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> list[Source]:
-        if method == "sampled":
+        if Method.parse(method or self.default_method, "method") is Method.SAMPLED:
             return super().sources(method, num_samples, generator)
         return [Antithetic(replace(self, deviations=self.chosen(num_samples, generator)))]
 
