@@ -25,7 +25,7 @@ from whence.functional import Network
 from whence.linalg.ratios import PerWeight, Ratio, Separable
 from whence.priors.precision import BlockPrior, PriorPrecision, by_layer, positive
 from whence.recording.blocks import Block, Param
-from whence.recording.roles import matrices
+from whence.recording.roles import Role, matrices
 
 FLOOR = 0.01  # ν
 SLOPE = 1.0  # prior variance of a PReLU slope, times τ: slopes do not depend on the network's scales
@@ -154,20 +154,20 @@ def relative_precision(
 def shape_of(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor: float) -> tuple[Ratio, str]:
     """D of a block's prior precision τ D, and a note."""
     kind = signal.description.kind
-    if kind == "matrix":
+    if kind is Role.MATRIX:
         return _of_matrix(block, weights, signal, floor)
-    if kind == "recurrent":
+    if kind is Role.RECURRENT:
         return _of_recurrent(block, weights, signal, floor)
-    if kind == "affine":
+    if kind is Role.AFFINE:
         variances, note = _of_affine(block, weights, signal, floor)
-    elif kind == "slope":
+    elif kind is Role.SLOPE:
         variances, note = [torch.full_like(weights[p.name], SLOPE) for p in block.params], ""
     else:
         pieces = [_of_parameter(kind, weights[p.name], signal, _convolved(block)) for p in block.params]
         variances = [_filled(v) for v in pieces]
         note = _zeros(block) if any(not bool((v > 0).any()) for v in pieces) else ""
     flat = torch.cat([v.reshape(-1) for v in variances])
-    if kind == "bias" and block.form is not None:
+    if kind is Role.BIAS and block.form is not None:
         return Separable(block.form.pack(1 / flat)[..., 0], torch.ones(block.form.pairs, 1, dtype=flat.dtype)), note
     return PerWeight(1 / flat), note
 
@@ -298,17 +298,17 @@ def _of_affine(block: Block, weights: Mapping[str, Tensor], signal: Signal, floo
     return [energy / (2 * worth), energy / 2], note
 
 
-def _of_parameter(kind: str, value: Tensor, signal: Signal, convolved: bool) -> Tensor:
+def _of_parameter(kind: Role, value: Tensor, signal: Signal, convolved: bool) -> Tensor:
     """V τ of a parameter in its shape; zero where nothing is known."""
-    if kind == "bias":
+    if kind is Role.BIAS:
         return signal.mean_squares().reshape(value.shape)
-    if kind == "shift":  # x + b is like a normalisation with fixed γ = 1
+    if kind is Role.SHIFT:  # x + b is like a normalisation with fixed γ = 1
         return (signal.mean_squares().reshape(value.shape) + value.square()) / 2
-    if kind == "table":
+    if kind is Role.TABLE:
         often = signal.squares / signal.count.clamp(min=1e-300)  # how often each row is looked up
         often = often if bool(often.any()) else torch.full_like(often, 1 / len(often))
         return (often @ value.square()).expand_as(value)
-    if kind == "added":
+    if kind is Role.ADDED:
         return value.square().reshape(-1, value.shape[-1]).mean(0).expand_as(value)
     return _two_way(value, convolved)
 

@@ -18,7 +18,7 @@ from whence.curvature.diagonals import is_unshared
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import KroneckerSpectral, basis_times, times_basis, times_transposed
 from whence.predictive.projection import shared_rows
-from whence.recording.blocks import Block
+from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients
 from whence.recording.units import Units, units_of
 from whence.where.one_pass import ColumnPass, per_weight
@@ -59,7 +59,7 @@ class ConnectionShares:
 
 def connections_of(block: Block, units: Units) -> Connections | None:
     """None for an embedding, whose rows have no further parts."""
-    if block.source == "table":
+    if block.source is GradientSource.TABLE:
         return None
     form, first = block.form, block.params[0]
     if form is None:
