@@ -20,7 +20,7 @@ from whence.errors import BadOption, NotDefined
 from whence.likelihoods import HeteroscedasticGaussian
 from whence.predictive import linearised
 from whence.predictive.gaussian_weights import GaussianWeights
-from whence.predictive.linearised_draws import directions_for, linearised_draws
+from whence.predictive.linearised_draws import Probes, check_probes, directions_for, linearised_draws
 from whence.predictive.links import LINK_POINTS, Link, OutputGaussian, predict_gaussian
 from whence.predictive.predictions import JointPrediction, Prediction, _Lazy, example_dim
 
@@ -51,7 +51,7 @@ def predict(
     if Method.parse(given, "method") is Method.LINEARISED:
         return linearised_prediction(posterior, x, link, num_samples, generator, joint, probes)
     _check_count(num_samples)
-    if probes != "auto":
+    if check_probes(probes) is not Probes.AUTO:
         raise BadOption(f"probes={probes!r} is for the linearised predictive; for weight draws pass num_samples.")
     if joint:
         raise BadOption("joint=True applies only to the linearised predictive; draws are always joint: see draw().")
@@ -79,22 +79,17 @@ def linearised_prediction(
         if chosen is not Link.MC or num_samples is not None:
             raise BadOption("link and num_samples do not apply to a joint prediction, which is over the outputs.")
         return linearised.joint(posterior, x)
-    check_probes(probes)
+    columns = check_probes(probes)
     x = from_numpy(x)
-    if chosen is not Link.MC and probes != "auto":
+    if chosen is not Link.MC and columns is not Probes.AUTO:
         raise BadOption(f"probes={probes!r} is for link='mc'; link={link!r} needs the exact variances.")
-    count = directions_for(posterior, x, probes, num_samples) if chosen is Link.MC else None
+    count = directions_for(posterior, x, columns, num_samples) if chosen is Link.MC else None
     if count is not None:
         draws = linearised_draws(posterior, count, generator)
         with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             return draws.predict(x)
     seed = None if generator is None else seed_from(generator)
     return _linearised(posterior, x, chosen, Points(num_samples or LINK_POINTS, seed))
-
-
-def check_probes(probes: Any) -> None:
-    if isinstance(probes, bool) or not (probes in ("auto", "exact") or (isinstance(probes, int) and probes >= 2)):
-        raise BadOption(f"probes={probes!r} must be 'auto', 'exact', or a whole number of 2 or more.")
 
 
 def _check_count(num_samples: int | None) -> None:

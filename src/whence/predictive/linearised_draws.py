@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.engine.options import Option
 from whence.errors import BadOption, EmptyData, NotDefined, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
@@ -155,8 +156,24 @@ def _covariance(moved: Tensor) -> Tensor:
     return torch.einsum("snc,snd->ncd", moved, moved) / len(moved)
 
 
+class Probes(Option):
+    """Whether outputs are differentiated one by one, where no number of random columns or directions is given."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+
+
+def check_probes(probes: Any) -> Probes | int:
+    """What ``probes=`` asks for."""
+    if isinstance(probes, str) and probes in list(Probes):
+        return Probes(probes)
+    if isinstance(probes, int) and not isinstance(probes, bool) and probes >= 2:
+        return probes
+    raise BadOption(f"probes={probes!r} must be 'auto', 'exact', or a whole number of 2 or more.")
+
+
 def directions_for(
-    posterior: GaussianWeights, x: Any, probes: Any, num_samples: int | None, what: str = "predict()"
+    posterior: GaussianWeights, x: Any, probes: Probes | int, num_samples: int | None, what: str = "predict()"
 ) -> int | None:
     """Number of directions to draw; None if all outputs are differentiated instead.
 
@@ -168,7 +185,7 @@ def directions_for(
             raise BadOption("probes= and num_samples= both say how many draws; pass one of them.")
         return probes
     dense = len(posterior.output_shape) != 1
-    if probes == "exact" and dense:
+    if probes is Probes.EXACT and dense:
         raise NotDefined(
             "linearised predictions of dense outputs are by draws of the linearised network; pass probes= or "
             "num_samples= for their number."
@@ -176,7 +193,7 @@ def directions_for(
     if dense:
         return wanted
     outputs, cost = posterior.output_shape[0], FORWARD_MODE * wanted
-    if probes == "exact" or outputs <= cost or not (is_inputs(x) or isinstance(x, Sized)):
+    if probes is Probes.EXACT or outputs <= cost or not (is_inputs(x) or isinstance(x, Sized)):
         return None
     first = next(posterior.network.pieces(x, BATCH))
     inputs = size_of(x) if is_inputs(x) else size_of(first) * len(x)

@@ -28,6 +28,7 @@ from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, noti
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
+from whence.predictive.linearised_draws import check_probes
 from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import Table, text
 from whence.where.one_pass import shares
@@ -251,7 +252,7 @@ def unexplained_by_layer(
     as 1: the training data give no information about it.
     """
     weak = with_novelty_prior(posterior, precision)
-    found = shares(weak, x, Question(probes=probes, same_columns=True))
+    found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
     deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
     steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
     return torch.where(steepness > VANISHING, found.unexplained, 1.0), found.question.random_columns or 0

@@ -17,32 +17,38 @@ from torch import Tensor
 
 from whence.engine.batches import from_numpy
 from whence.engine.memory import sizes
+from whence.engine.options import Option
 from whence.engine.randomness import example_uniform
-from whence.errors import BadOption, notice, one_of
+from whence.errors import BadOption, notice
 from whence.likelihoods import Likelihood
-from whence.predictive.dispatch import check_probes
-from whence.predictive.linearised_draws import BACKWARD
+from whence.predictive.linearised_draws import BACKWARD, Probes, check_probes
 from whence.recording.calls import Recording
 
-Measure = Literal["variance", "information"]
 ProbesOption = Literal["auto", "exact"] | int
 PROBES = 16  # random columns of an input
 
 
+class Measure(Option):
+    """What is shared out: tr V, or ½ tr(Λ V)."""
+
+    VARIANCE = "variance"
+    INFORMATION = "information"
+
+
 @dataclass(frozen=True)
 class Question:
-    """``probes`` random columns for each input, "exact", or "auto" by cost; ``at`` is an index or a mask of targets."""
+    """``probes`` random columns for each input, all outputs, or by cost; ``at`` is an index or a mask of targets."""
 
-    measure: Measure = "variance"
+    measure: Measure = Measure.VARIANCE
     at: Any = None
-    probes: ProbesOption = "auto"
+    probes: Probes | int = Probes.AUTO
     same_columns: bool = False  # random columns that all inputs have in common
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of(self.measure, ("variance", "information"), "measure")
+        object.__setattr__(self, "measure", Measure.parse(self.measure, "measure"))
         object.__setattr__(self, "at", from_numpy(self.at))
-        check_probes(self.probes)
+        object.__setattr__(self, "probes", check_probes(self.probes))
 
     @property
     def random_columns(self) -> int | None:
@@ -52,24 +58,24 @@ class Question:
     @property
     def is_whole(self) -> bool:
         """Whether it is exact and about the variance of all outputs."""
-        return self.random_columns is None and self.measure == "variance" and self.at is None
+        return self.random_columns is None and self.measure is Measure.VARIANCE and self.at is None
 
     def decided(self, likelihood: Likelihood, one: Recording, inputs: int, what: str) -> Question:
-        """The question with ``probes="auto"`` resolved by cost; a Notice says if random columns are used."""
-        if self.probes == "exact":
+        """The question with ``Probes.AUTO`` resolved by cost; a Notice says if random columns are used."""
+        if self.probes is Probes.EXACT:
             return self
         outputs = one.outputs.detach()
         exact = self.exact_count(likelihood, outputs)
-        count = PROBES if self.probes == "auto" else self.probes
+        count = self.random_columns or PROBES
         chosen = self._chosen(likelihood, outputs, self._largest_mask())
         redundant = int(chosen.any(-1).sum()) if likelihood.shift_invariant else 0  # a centred position has rank C − 1
         if exact - redundant <= count:
-            return replace(self, probes="exact")
-        if self.probes != "auto":
+            return replace(self, probes=Probes.EXACT)
+        if self.random_columns is not None:
             return self
         work = BACKWARD * exact * inputs * one.multiplications
         if work <= sizes().exact_work(outputs.device):
-            return replace(self, probes="exact")
+            return replace(self, probes=Probes.EXACT)
         notice(
             f"{what} uses {count} random columns for each input instead of all {exact:,} outputs and gives standard "
             f"errors; probes='exact' takes about {exact / count:.0f} times as long."
@@ -79,7 +85,7 @@ class Question:
     def exact_count(self, likelihood: Likelihood, outputs: Tensor) -> int:
         """Rows of T, for the input that has the most."""
         chosen = self._chosen(likelihood, outputs[:1], self._largest_mask())  # [1, M, C]
-        if self.measure == "variance":
+        if self.measure is Measure.VARIANCE:
             return int(chosen.sum())
         return int(chosen.any(-1).sum()) * _root(likelihood, outputs[:1]).shape[-1]
 
@@ -88,7 +94,7 @@ class Question:
         chosen = self._chosen(likelihood, outputs, first)  # [1 or N, M, C]
         if self.random_columns is not None:
             flat = self._random(likelihood, outputs, chosen, first)
-        elif self.measure == "information":
+        elif self.measure is Measure.INFORMATION:
             flat = _root_columns(_root(likelihood, outputs), chosen)
         else:
             flat = _unit_columns(chosen, outputs.dtype)
@@ -100,7 +106,7 @@ class Question:
     def _random(self, likelihood: Likelihood, outputs: Tensor, chosen: Tensor, first: int) -> Tensor:
         assert self.random_columns is not None
         size, (positions, classes) = len(outputs), chosen.shape[1:]
-        root = _root(likelihood, outputs) if self.measure == "information" else None
+        root = _root(likelihood, outputs) if self.measure is Measure.INFORMATION else None
         shape = (size, positions, classes if root is None else root.shape[-1])
         rows = torch.arange(first, first + size, device=outputs.device) * (not self.same_columns)
         found = []

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from whence.predictive.linearised_draws import Probes
 from whence.recording.units import Units
 from whence.where.question import Question
 
 TINY = torch.finfo(torch.float64).tiny
-EXACTLY = Question(probes="exact")
+EXACTLY = Question(probes=Probes.EXACT)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whence.engine.batches import from_numpy
 from whence.errors import BadOption, NotDefined, one_of
+from whence.predictive.linearised_draws import check_probes
 from whence.recording.blocks import Block
 from whence.tables import Table, number, text
 from whence.where import tables
@@ -309,10 +310,10 @@ def _figures() -> Any:
 
 @torch.inference_mode(False)
 def where_laplace(
-    posterior: Laplace, x: Any, measure: Measure = "variance", probes: ProbesOption = "auto", at: Any = None
+    posterior: Laplace, x: Any, measure: str = "variance", probes: ProbesOption = "auto", at: Any = None
 ) -> Where:
     """See :meth:`whence.posteriors.laplace.Laplace.where`."""
-    question = Question(measure, at, probes)
+    question = Question(Measure.parse(measure, "measure"), at, check_probes(probes))
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
     every = posterior.variance()
