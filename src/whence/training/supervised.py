@@ -84,6 +84,7 @@ class Training:
 
 
 Callback = Callable[[nn.Module, SupervisedEpoch], Any]
+Groups = list[dict[str, Any]]  # of parameters
 
 
 def train(
@@ -305,14 +306,31 @@ def make_optimiser(network: nn.Module, settings: Settings) -> torch.optim.Optimi
     params = [p for p in network.parameters() if p.requires_grad]
     if not params:
         raise BadOption("the network has no parameter that requires a gradient, so there is nothing to train.")
-    decayed = params if settings.decay == "all" else [p for p in params if p.dim() > 1]
-    others = [] if settings.decay == "all" else [p for p in params if p.dim() <= 1]
+    smallest = DECAYED[settings.decay]
+    decayed, others = [p for p in params if p.dim() >= smallest], [p for p in params if p.dim() < smallest]
     groups = [{"params": ps, "weight_decay": w} for ps, w in ((decayed, settings.weight_decay), (others, 0.0)) if ps]
     fused = all(p.is_cuda and p.is_floating_point() for p in params) or None
-    if settings.optimiser == "sgd":
-        return torch.optim.SGD(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
-    adam = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
-    return adam(groups, settings.lr, fused=fused)
+    return OPTIMISERS[settings.optimiser](groups, settings, fused)
+
+
+def _sgd(groups: Groups, settings: Settings, fused: bool | None) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
+
+
+def _adam(groups: Groups, settings: Settings, fused: bool | None) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, settings.lr, fused=fused)
+
+
+def _adamw(groups: Groups, settings: Settings, fused: bool | None) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, settings.lr, fused=fused)
+
+
+OPTIMISERS: dict[str, Callable[[Groups, Settings, bool | None], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+}
+DECAYED = {"all": 0, "weights": 2}  # dimensions from which a parameter is decayed
 
 
 def available(device: str | torch.device) -> torch.device:
