@@ -12,7 +12,16 @@ from tests.reference import hmc as reference
 from whence.posteriors.hmc.adaptation import DualAveraging, reasonable_step, windows
 from whence.posteriors.hmc.chains import Chains, SamplerSettings
 from whence.posteriors.hmc.diagnostics import bfmi, effective, mixing, split_rhat
-from whence.posteriors.hmc.kernels import ChainGenerators, ChainState, Diagonal, Mass, Moments, hmc_transition, leapfrog
+from whence.posteriors.hmc.kernels import (
+    ChainGenerators,
+    ChainState,
+    Diagonal,
+    Mass,
+    MassKind,
+    Moments,
+    hmc_transition,
+    leapfrog,
+)
 from whence.posteriors.hmc.nuts import checkpoints, nuts_transition
 
 DOUBLE = torch.float64
@@ -96,7 +105,7 @@ def test_momenta_have_the_mass_as_covariance(mass: str) -> None:
 def test_welford_is_the_sample_covariance() -> None:
     values = torch.randn(50, 2, 3, dtype=DOUBLE)
     for kind in ("diag", "dense"):
-        moments = Moments.empty(kind, values[0])
+        moments = Moments.empty(MassKind(kind), values[0])
         for v in values:
             moments = moments.add(v)
         found = moments.mass().inverse

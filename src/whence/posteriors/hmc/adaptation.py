@@ -111,7 +111,7 @@ class Warmup:
         fixed_step: bool,
         like: Tensor,
     ) -> Warmup:
-        ends = windows(length) if kind != "identity" else []
+        ends = windows(length) if kind is not MassKind.IDENTITY else []
         first = (75 if length >= 150 else int(0.15 * length)) if ends else length
         averaging = DualAveraging.begin(step, target_accept)
         return cls(

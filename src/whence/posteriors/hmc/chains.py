@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from whence.engine.checkpoint import CheckpointFile
+from whence.engine.options import Option
 from whence.posteriors.hmc.adaptation import Warmup, reasonable_step
 from whence.posteriors.hmc.kernels import (
     ChainGenerators,
@@ -41,11 +42,18 @@ STATS = {
 }  # fmt: skip
 
 
+class Kernel(Option):
+    """How a chain moves."""
+
+    NUTS = "nuts"
+    HMC = "hmc"
+
+
 @dataclass(frozen=True)
 class SamplerSettings:
     """Options of the sampler, checked by :func:`whence.hmc`."""
 
-    kernel: str = "nuts"
+    kernel: Kernel = Kernel.NUTS
     chains: int = 4
     num_samples: int = 1000
     warmup: int = 1000
@@ -54,13 +62,17 @@ class SamplerSettings:
     max_depth: int = 10
     steps: int = 32
     step_size: float | None = None
-    mass: MassKind = "diag"
+    mass: MassKind = MassKind.DIAG
     seed: int = 0
+
+    def __post_init__(self) -> None:  # a file has the names
+        object.__setattr__(self, "kernel", Kernel.parse(self.kernel, "kernel"))
+        object.__setattr__(self, "mass", MassKind.parse(self.mass, "mass"))
 
     def transition(
         self, target: Target, state: ChainState, step: Tensor, mass: Mass, generators: ChainGenerators
     ) -> tuple[ChainState, Transition]:
-        if self.kernel == "hmc":
+        if self.kernel is Kernel.HMC:
             return hmc_transition(target, state, step, mass, generators, self.steps)
         return nuts_transition(target, state, step, mass, generators, self.max_depth)
 
@@ -74,7 +86,7 @@ class Chains:
         self.generators = ChainGenerators(settings.seed, len(start))
         self.state = ChainState.at(target, start)
         diagonal = scale.expand_as(start).clone()
-        mass = Mass.of(torch.diag_embed(diagonal) if settings.mass == "dense" else diagonal)
+        mass = Mass.of(torch.diag_embed(diagonal) if settings.mass is MassKind.DENSE else diagonal)
         given = settings.step_size
         step = torch.full_like(start[:, 0], 0.1 if given is None else given)
         if given is None:

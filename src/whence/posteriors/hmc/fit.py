@@ -20,9 +20,9 @@ from whence.errors import BadOption, NotConverged, TooLarge, notice, one_of, who
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
 from whence.posteriors.base import joint_block, layer_blocks
-from whence.posteriors.hmc.chains import Chains, SamplerSettings
+from whence.posteriors.hmc.chains import Chains, Kernel, SamplerSettings
 from whence.posteriors.hmc.diagnostics import problems
-from whence.posteriors.hmc.kernels import MASSES, ChainGenerators, MassKind
+from whence.posteriors.hmc.kernels import ChainGenerators, MassKind
 from whence.posteriors.hmc.posterior import Hmc, evenly_picked
 from whence.posteriors.hmc.potential import Potential, TrainingData, read
 from whence.posteriors.laplace.front import check_prior_mean
@@ -53,7 +53,7 @@ def hmc(
     max_depth: int = 10,
     steps: int = 32,
     step_size: float | None = None,
-    mass: MassKind = "diag",
+    mass: Literal["identity", "diag", "dense"] = "diag",
     start: Literal["trained", "prior"] | Mapping[str, Tensor] = "trained",
     layers: Layers = None,
     dtype: torch.dtype = torch.float64,
@@ -98,8 +98,7 @@ def hmc(
         limit: largest number of weights that is accepted.
         progress: whether to show a progress bar for runs of more than a few seconds.
     """
-    one_of(kernel, ("nuts", "hmc"), "kernel")
-    one_of(mass, MASSES, "mass")
+    moves, adapted = Kernel.parse(kernel, "kernel"), MassKind.parse(mass, "mass")
     whole_numbers(chains=chains, num_samples=num_samples, thin=thin, max_depth=max_depth, steps=steps, limit=limit)
     whole_numbers(0, warmup=warmup)
     check_interval(checkpoint_every, "transition")
@@ -122,10 +121,10 @@ def hmc(
     names = chosen.resolve(wide, few)
     weights = joint_block(wide, names)
     _check_size(weights.size, limit)
-    _check_memory(weights.size, chains, num_samples, mass, dtype)
+    _check_memory(weights.size, chains, num_samples, adapted, dtype)
     prior = resolve_prior(prior_precision, layer_blocks(wide, names))
     settings = SamplerSettings(
-        kernel, chains, num_samples, warmup, thin, target_accept, max_depth, steps, step_size, mass,
+        moves, chains, num_samples, warmup, thin, target_accept, max_depth, steps, step_size, adapted,
         seed_from(generator),
     )  # fmt: skip
     precision = prior.flat(weights.params).to(wide.device, dtype)
@@ -209,14 +208,14 @@ def _check_size(size: int, limit: int) -> None:
         )
 
 
-def _check_memory(size: int, chains: int, num_samples: int, mass: str, dtype: torch.dtype) -> None:
+def _check_memory(size: int, chains: int, num_samples: int, mass: MassKind, dtype: torch.dtype) -> None:
     needed = size * chains * num_samples * dtype.itemsize
     if needed > DRAWS_LIMIT:
         raise TooLarge(
             f"{chains} × {num_samples:,} draws of {size:,} weights need {needed / 2**30:.1f} GiB (limit "
             f"{DRAWS_LIMIT / 2**30:.0f} GiB). Keep fewer: num_samples={num_samples // 10}, thin=10."
         )
-    if mass == "dense" and size > DENSE_LIMIT:
+    if mass is MassKind.DENSE and size > DENSE_LIMIT:
         raise TooLarge(f"mass='dense' supports up to {DENSE_LIMIT:,} weights, not {size:,}; use mass='diag'.")
 
 

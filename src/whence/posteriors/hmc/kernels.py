@@ -8,16 +8,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from whence.engine.options import Option
 from whence.engine.randomness import derived_seed
 
 Target = Callable[[Tensor], tuple[Tensor, Tensor]]  # positions [K, P] → potential U [K], its gradient [K, P]
-MassKind = Literal["identity", "diag", "dense"]
-MASSES = ("identity", "diag", "dense")
+
+
+class MassKind(Option):
+    """What is adapted of the mass matrix."""
+
+    IDENTITY = "identity"
+    DIAG = "diag"
+    DENSE = "dense"
+
+
 DIVERGENCE = 1000.0  # energy error at which a trajectory is stopped, as in Stan
 JITTER = 0.2  # jitter of plain HMC's step size, against periodic trajectories (Neal 2011, section 3.2)
 
@@ -150,7 +158,7 @@ class Moments:
 
     @classmethod
     def empty(cls, kind: MassKind, like: Tensor) -> Moments:
-        shape = (*like.shape, like.shape[1]) if kind == "dense" else tuple(like.shape)
+        shape = (*like.shape, like.shape[1]) if kind is MassKind.DENSE else tuple(like.shape)
         return cls(0, torch.zeros_like(like), like.new_zeros(shape))
 
     def add(self, position: Tensor) -> Moments:

@@ -6,7 +6,7 @@ Index legend: N examples, S draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -40,17 +40,16 @@ class KlWeight:
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not (math.isfinite(t) and t >= 0):
             raise BadOption(f"kl_weight={t!r} must be a number of at least 0; 1 is the plain ELBO.")
         number = isinstance(schedule, (int, float)) and not isinstance(schedule, bool)
-        if schedule not in ("plain", "blundell") and not (number and 0 < float(schedule) < math.inf):
+        known = isinstance(schedule, str) and schedule in SCHEDULES
+        if not known and not (number and 0 < float(schedule) < math.inf):
             raise BadOption(
                 f"kl_schedule={schedule!r} is neither 'plain', 'blundell' nor a positive number of warm-up epochs."
             )
 
     def at(self, epoch: int, step: int, steps: int) -> float:
         """The weight at step 0, 1 … of an epoch with ``steps`` steps."""
-        if self.schedule == "plain":
-            return self.temperature
-        if self.schedule == "blundell":
-            return self.temperature * steps * blundell(step, steps)
+        if isinstance(self.schedule, str):
+            return SCHEDULES[self.schedule](self.temperature, step, steps)
         return self.temperature * min(1.0, (epoch + (step + 1) / steps) / float(self.schedule))
 
     def describe(self, last: float | None) -> str:
@@ -63,6 +62,13 @@ class KlWeight:
 def blundell(step: int, steps: int) -> float:
     """π_i = 2^(M−i) / (2^M − 1) for i = 1 … M: Blundell et al. (2015), section 3.4. They sum to one."""
     return 2.0 ** -(step + 1) / -math.expm1(-steps * math.log(2.0))
+
+
+# Weights of an epoch's steps, whose mean is the temperature.
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
+    "plain": lambda temperature, step, steps: temperature,
+    "blundell": lambda temperature, step, steps: temperature * steps * blundell(step, steps),
+}
 
 
 @dataclass(frozen=True)

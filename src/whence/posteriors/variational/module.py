@@ -16,8 +16,9 @@ from whence.errors import BadOption, UnsupportedLayer, one_of, whole_numbers
 from whence.functional import Network, arguments, call_with, output_tensor
 from whence.posteriors.base import layer_blocks
 from whence.posteriors.variational.blocks import BlockPass, VariationalBlock, begin_joined, joinable, kl_joined
-from whence.posteriors.variational.estimators import ESTIMATORS, EstimatorName, Substitution
+from whence.posteriors.variational.estimators import ESTIMATORS, EstimatorName, Substitution, flipout
 from whence.posteriors.variational.parameters import (
+    Family,
     make_blocks,
     refuse_unconvertible,
     reset_parameters,
@@ -29,8 +30,6 @@ from whence.recording.blocks import Block, owner_of
 from whence.recording.selection import Layers
 
 FamilyName = Literal["mean_field", "alpha", "matrix_normal", "low_rank"]
-FAMILIES = ("mean_field", "alpha", "matrix_normal", "low_rank")
-STARTS = ("trained", "scratch")
 
 
 class VariationalModule(nn.Module):
@@ -68,18 +67,18 @@ class VariationalModule(nn.Module):
         _names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        check_options(family, estimator, initial_std, rank, prior_precision)
-        one_of(start, STARTS, "start")
+        chosen = check_options(family, estimator, initial_std, rank, prior_precision)
+        anew = one_of(start, ("trained", "scratch"), "start") == "scratch"
         network = Network.snapshot(model)
         names = list(_names) if _names is not None else selected_parameters(network, layers)
         refuse_unconvertible(network, names)
-        self.family, self.estimator, self.rank = family, estimator, rank
+        self.family, self.estimator, self.rank = chosen, estimator, rank
         self.origin_hash = network.hash
         self.generator = generator
         values = {n: network.params[n].detach().clone() for n in names}
-        if start == "scratch":
+        if anew:
             values = reset_parameters(network, names, generator)
-        self.blocks = nn.ModuleList(make_blocks(network, names, values, family, initial_std, rank, generator))
+        self.blocks = nn.ModuleList(make_blocks(network, names, values, chosen, initial_std, rank, generator))
         self.layer_blocks: list[Block] = layer_blocks(network, names)
         self.prior: WeightPrior = make_prior(prior_precision, self.layer_blocks)
         network.module.requires_grad_(False)
@@ -198,14 +197,15 @@ def used_parameters(model: nn.Module, names: Iterable[str], inputs: Inputs) -> s
     return {n for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
-def check_options(family: str, estimator: str, initial_std: float, rank: int, prior: Any) -> None:
+def check_options(family: str, estimator: str, initial_std: float, rank: int, prior: Any) -> Family:
     """Check the options before anything is copied."""
-    one_of(family, FAMILIES, "family")
+    chosen = Family.parse(family, "family")
     one_of(estimator, ESTIMATORS, "estimator")
-    if family == "matrix_normal" and estimator == "flipout":
+    if chosen is Family.MATRIX_NORMAL and ESTIMATORS[estimator] is flipout:
         raise BadOption("estimator='flipout' needs independent weights; with family='matrix_normal' use 'local'.")
     if not isinstance(initial_std, (int, float)) or not (math.isfinite(initial_std) and initial_std > 0):
         raise BadOption(f"initial_std={initial_std!r} must be positive and finite; 0.01 is a common choice.")
     whole_numbers(rank=rank)
     if not isinstance(prior, ScaleMixture):
         check_prior(prior, relative=False)
+    return chosen

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.engine.batches import Inputs
+from whence.engine.options import Option
 from whence.engine.randomness import seed_from, seeded
 from whence.errors import BadOption, UnsupportedLayer
 from whence.functional import Network
@@ -70,27 +71,36 @@ def reset_parameters(network: Network, names: Sequence[str], generator: torch.Ge
     return {n: again.params[n].detach().clone() for n in names}
 
 
+class Family(Option):
+    """Which Gaussians over the weights."""
+
+    MEAN_FIELD = "mean_field"
+    ALPHA = "alpha"
+    MATRIX_NORMAL = "matrix_normal"
+    LOW_RANK = "low_rank"
+
+
 def make_blocks(
     network: Network,
     names: Sequence[str],
     values: Mapping[str, Tensor],
-    family: str,
+    family: Family,
     initial: float,
     rank: int,
     generator: torch.Generator | None,
 ) -> list[VariationalBlock]:
     """One block for each parameter, for each matrix with its bias, or for all parameters."""
     free, params = free_entries(network, names), params_of(network, names)
-    if family == "low_rank":
+    if family is Family.LOW_RANK:
         return [LowRank(params, values, min(rank, sum(p.numel for p in params)), initial, free, generator)]
-    if family == "matrix_normal":
+    if family is Family.MATRIX_NORMAL:
         return [
             MeanField(group.params[0], values, initial, free.get(group.params[0].name))
             if group.form is None
             else MatrixNormal(group.params, values, group.form, initial)
             for group in matrices(network, names)
         ]
-    kind = Alpha if family == "alpha" else MeanField
+    kind = Alpha if family is Family.ALPHA else MeanField
     return [kind(p, values, initial, free.get(p.name)) for p in params]
 
 

@@ -22,6 +22,7 @@ from whence.posteriors.laplace.covariance import refuse_dense
 from whence.posteriors.variational.blocks import VariationalBlock
 from whence.posteriors.variational.elbo import ElboEpoch, History, KlWeight
 from whence.posteriors.variational.module import VariationalModule
+from whence.posteriors.variational.parameters import Family
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
 from whence.predictive.sampled import WeightDraws
 from whence.priors import ByParameter
@@ -51,7 +52,7 @@ class Variational(GaussianPosterior):
     parts: nn.ModuleList  # VariationalBlock modules, frozen
     likelihood: Likelihood
     prior: WeightPrior
-    family: str
+    family: Family
     estimator: str
     kl_weight: KlWeight
     history: History
