@@ -298,8 +298,8 @@ def test_steps_are_told_in_order() -> None:
         sections=["quality", "layers"],
         on_step=lambda *step: seen.append(step),
     )
-    assert [name for name, _, _ in seen] == ["data", "fit", "tune", "quality", "layers"]
-    assert [(done, total) for _, done, total in seen] == [(i, 5) for i in range(5)]
+    assert [name for name, _, _ in seen] == ["data", "fit", "tune", "examine", "quality", "layers"]
+    assert [(done, total) for _, done, total in seen] == [(i, 6) for i in range(6)]
 
 
 def wrong_shape() -> dict[str, Any]:

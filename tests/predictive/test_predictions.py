@@ -299,13 +299,15 @@ def network() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def test_a_covariance_that_is_not_kept_takes_no_room(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
-    from whence.predictive import dispatch
+    from whence.predictive.collected import CollectedPredictions
 
     model, x, y = network()
     posterior = whence.laplace(model, (x, y), likelihood="classification")
     made: list[Any] = []
-    plain = dispatch._Collected.__init__
-    monkeypatch.setattr(dispatch._Collected, "__init__", lambda self, x: (made.append(self), plain(self, x))[1])
+    plain = CollectedPredictions.__init__
+    monkeypatch.setattr(
+        CollectedPredictions, "__init__", lambda self, *given: (made.append(self), plain(self, *given))[1]
+    )
     set_sizes(covariance=5 * 9 * 8, intermediate=1)  # pieces of one input
     prediction = posterior.predict(x.numpy())
     assert "covariance" not in made[0].buffers

@@ -11,24 +11,27 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from whence.auditing.data import Examples, plain_prediction
-from whence.auditing.tasks import Task, task_of
-from whence.engine.batches import Inputs
+from whence.auditing.data import Examples, plain_prediction, spaced
+from whence.auditing.tasks import Classes, Task, task_of
 from whence.errors import NotDefined, Notice, WhenceError
 from whence.functional import Network
 from whence.posteriors.base import Posterior
 from whence.posteriors.laplace.posterior import Laplace
 from whence.priors import Relative
 from whence.report.record.sections import Sensitivity
-from whence.where.novelty import Reference, reference_of
+from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
+from whence.where.novelty import Reference, novelty_precision, reference_given, reference_of
 from whence.where.one_pass import shares
-from whence.where.where import Where
+from whence.where.shares import Shares
+from whence.where.tables import sensitivity_table
+from whence.where.where import Where, where_given
 
-FACTORS = (0.1, 1.0, 10.0)  # on the prior precision
 SETS = {"test": "test data", "validation": "validation data", "ood": "out-of-distribution data"}
 LABELS = {"test": "Test data", "ood": "Out of distribution"}
-TRIED = 200  # inputs used to choose the posterior to profile
+TRIED = 200  # inputs used to see whether another posterior can be profiled
 LEAST = 0.1  # share of the prior variance that the data must explain for a profile
+CLASSES = 20  # classes with a view
+KEPT = (("examined", "validation"), "reference", *((name, "plain") for name in ("test", "validation", "ood")))
 SAMPLES = 30  # draws behind predictions of dense outputs
 Kind = Literal["plain", "bayesian"]
 T = TypeVar("T")
@@ -49,6 +52,7 @@ class Context:
     methods: Mapping[str, Posterior]  # to compare the posterior with
     profile_posterior: Posterior  # the posterior of the profile
     profile_note: str = ""  # why it is not the posterior itself
+    wants_shares: bool = True  # whether any section needs shares or novelty
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property
@@ -101,14 +105,24 @@ class Context:
         """The inputs behind shares, novelty, pruning and answers, by set."""
         return {name: found.thinned(self.most) for name, found in self.sets.items() if found is not None}
 
+    def profiled_index(self, name: str) -> Tensor:
+        """Which inputs of a set are profiled."""
+        return spaced(len(self.need(name)), len(self.profiled[name]))
+
     # Predictions and tables
 
     def prediction(self, name: str, kind: Kind = "bayesian") -> Any:
         """The prediction for one of the sets, of the posterior or of the plain network."""
-        inputs = self.need(name).inputs
-        if kind == "plain":
-            return self._once((name, kind), lambda: plain_prediction(self.network, self.posterior.likelihood, inputs))
-        return self._once((name, kind), lambda: self.posterior.predict(inputs, **self._by_draws()))
+        return self._once((name, kind), lambda: self._plain(name) if kind == "plain" else self._bayesian(name))
+
+    def _plain(self, name: str) -> Any:
+        return plain_prediction(self.network, self.posterior.likelihood, self.need(name).inputs)
+
+    def _bayesian(self, name: str) -> Any:
+        whole = self.need(name)
+        if self.in_one_pass and len(self.profiled[name]) == len(whole) and (name != "validation" or self._unvalidated):
+            return self.examined(name).prediction()
+        return self.posterior.predict(whole.inputs, **self._by_draws())
 
     def _by_draws(self) -> dict[str, Any]:
         """Options of predictions by draws, with fixed draws."""
@@ -121,26 +135,111 @@ class Context:
         """One number for each input of a set."""
         return self.task.uncertainty(self.prediction(name, kind))
 
+    # One pass over the inputs of a set
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether predictions come from the pass that computes shares."""
+        if not self.wants_shares or not self.posterior.has_curvature or self.has_dense_outputs:
+            return False
+        return self.posterior.as_laplace("shares").curvature.keep is None
+
+    @property
+    def _unvalidated(self) -> bool:
+        """Whether the validation data have to be examined for the reference of novelty."""
+        return self.posterior.has_curvature and self.posterior.reference is None
+
+    def examined(self, name: str) -> Examined:
+        """Shares, units (of test data by class), novelty and the prediction of the profiled inputs of a set."""
+        return self._once(("examined", name), lambda: self._examined(name))
+
+    def _examined(self, name: str) -> Examined:
+        examples, whole = self.profiled[name], len(self.profiled[name]) == len(self.need(name))
+        posterior, profile = (p.as_laplace("shares") for p in (self.posterior, self.profile_posterior))
+        predict = self.in_one_pass and whole
+        if name == "validation":
+            novelty = NoveltyPrior(novelty_precision(posterior))
+            return examined(posterior, examples.inputs, novelty=novelty, predict=predict)
+        return examined(
+            posterior,
+            examples.inputs,
+            profile=profile,
+            factors=FACTORS if name == "test" else (1.0,),
+            novelty=self._novelty_prior,
+            units=True,
+            groups=self.class_groups.members if name == "test" else None,
+            predict=predict,
+        )
+
+    def shown_examined(self, name: str) -> Examined:
+        """The same of the inputs of a set that are shown, each a group of its own."""
+        index = [index for place, index in self.most_uncertain if place == name]
+        some = self.need(name).at(torch.tensor(index)).inputs
+        posterior, profile = (p.as_laplace("shares") for p in (self.posterior, self.profile_posterior))
+        groups = torch.eye(len(index), dtype=torch.bool)
+        options: dict[str, Any] = {"profile": profile, "novelty": self._novelty_prior, "units": True, "predict": False}
+        return self._once(("shown", name), lambda: examined(posterior, some, groups=groups, **options))
+
+    @property
+    def _novelty_prior(self) -> NoveltyPrior | None:
+        reference = self.reference
+        if reference is None:
+            return None
+        return NoveltyPrior(reference.precision_for(self.posterior.as_laplace("novelty")), reference.probes)
+
+    @functools.cached_property
+    def class_groups(self) -> ClassGroups:
+        """The profiled test inputs by class."""
+        return ClassGroups.of(self.task, self.profiled["test"], lambda: self.predicted_classes)
+
+    @property
+    def predicted_classes(self) -> Tensor | None:
+        """The classes that the plain network predicts for the profiled test inputs."""
+        labels = self.prediction("test", "plain").labels.cpu()
+        return labels[self.profiled_index("test")] if labels.dim() == 1 else None
+
+    def total_variance(self, name: str) -> Tensor:
+        """tr V of the profiled inputs of a set under the posterior that predicts, [N]."""
+        if self.profile_posterior is self.posterior:
+            return self.examined(name).own.total
+        return shares(self.posterior.as_laplace("variance"), self.profiled[name].inputs).total
+
     def where(self, name: str) -> Where:
         """The tables of one of the sets."""
         self.need(name)
-        return self._once(name, lambda: self.profile_posterior.where(self.profiled[name].inputs))
+        inputs, posterior = self.profiled[name].inputs, self.profile_posterior
+        if not posterior.has_curvature:
+            return self._once(name, lambda: posterior.where(inputs))
+        return self._once(name, lambda: where_given(posterior.as_laplace("where"), inputs, self.examined(name).own))
 
     @property
     def sensitivity(self) -> tuple[Sensitivity, ...]:
         """Shares of test inputs by layer, under priors ten times weaker and stronger; empty if there are no shares."""
-        if not self.has("test") or not self.posterior.has_curvature or self.has_dense_outputs:
+        if not self.has("test") or not self.posterior.has_curvature:
             return ()
-        table = self.where("test")
-        return self._once("sensitivity", lambda: tuple(Sensitivity(**row) for row in table.sensitivity(FACTORS).rows()))
+        return tuple(Sensitivity(**row) for row in sensitivity_table(self.examined("test").shares).rows())
 
     @property
     def reference(self) -> Reference | None:
         """The reference of novelty: from tuning, or computed from the validation data."""
         if self.posterior.reference is not None or not self.has("validation"):
             return self.posterior.reference
-        posterior, pair = self.posterior.as_laplace("novelty"), self.profiled["validation"].pair
-        return self._once("reference", lambda: reference_of(posterior, pair))
+        return self._once("reference", self._reference)
+
+    def _reference(self) -> Reference:
+        posterior = self.posterior.as_laplace("novelty")
+        found = self.examined("validation")
+        if not found.own.question.is_whole:  # it has random columns of its own
+            return reference_of(posterior, self.profiled["validation"].pair)
+        assert found.unexplained is not None
+        return reference_given(posterior, found.unexplained, novelty_precision(posterior))
+
+    def with_reference(self) -> Posterior:
+        """The posterior; one that was tuned on the validation data with the reference computed from them."""
+        known = self._made.get("reference")
+        if known is None or self.posterior.as_laplace("novelty").tuning is None:
+            return self.posterior
+        return replace(self.posterior.as_laplace("novelty"), reference=known)
 
     @property
     def most_uncertain(self) -> list[tuple[str, int]]:
@@ -160,14 +259,63 @@ class Context:
 
     def with_profile(self) -> Context:
         """A copy that profiles a posterior with a weaker prior, if needed."""
-        examples = self.sets.get("test") or self.sets.get("ood")
-        if examples is None or not self.posterior.has_curvature:
+        name = next((name for name in ("test", "ood") if self.has(name)), None)
+        if name is None or not self.posterior.has_curvature or not self.wants_shares:
             return self
         try:
-            found, note = profile_posterior(self.posterior.as_laplace("a profile"), examples.thinned(TRIED).inputs)
+            found, note = self._other_profile(name)
         except WhenceError:
             return self  # the sections that need shares give the reason
-        return replace(self, profile_posterior=found, profile_note=note)
+        if not note:
+            return self
+        other = replace(self, profile_posterior=found, profile_note=note)
+        other._made.update({key: value for key, value in self._made.items() if key in KEPT})
+        return other
+
+    def _other_profile(self, name: str) -> tuple[Laplace, str]:
+        """The posterior to profile, and a sentence if it is not the one that predicts.
+
+        Tuning may choose a prior so strong that all shares are those of the prior. Then the prior that the
+        evidence prefers is used.
+        """
+        posterior = self.posterior.as_laplace("a profile")
+        if _explained(self.examined(name).own) >= LEAST:
+            return posterior, ""
+        other = weaker_posterior(posterior)
+        inputs = self.profiled[name].thinned(TRIED).inputs
+        if _explained(shares(other, inputs)) < LEAST:
+            return posterior, (
+                f"The prior is so strong that the data explain less than {LEAST:.0%} of the variance: shares are those "
+                "of the prior."
+            )
+        was, now = (p.prior.describe() for p in (posterior, other))
+        return other, (
+            f"Predictions are best under a prior so strong (precision {was}) that the data explain less than "
+            f"{LEAST:.0%} of its variance. The profile uses the prior that the evidence prefers (precision {now})."
+        )
+
+
+@dataclass(frozen=True)
+class ClassGroups:
+    """Test inputs by class; none for tasks without classes."""
+
+    labels: tuple[int, ...]
+    members: Tensor | None  # bool [N, G]
+    predicted: bool = False  # classes are those that the network predicts
+
+    @classmethod
+    def of(cls, task: Task, examples: Examples, predicted: Callable[[], Tensor | None]) -> ClassGroups:
+        """The most frequent classes."""
+        if not isinstance(task, Classes):
+            return cls((), None)
+        given = examples.targets is not None and examples.targets.dim() == 1
+        labels = examples.targets if given else predicted()
+        if labels is None:
+            return cls((), None)
+        counted = sorted(((int((labels == c).sum()), int(c)) for c in labels.unique() if c >= 0), reverse=True)
+        chosen = tuple(sorted(c for _, c in counted[:CLASSES]))
+        members = torch.stack([labels == c for c in chosen], 1) if chosen else None
+        return cls(chosen, members, not given)
 
 
 def view_key(name: str, index: int) -> str:
@@ -175,33 +323,16 @@ def view_key(name: str, index: int) -> str:
     return f"input:{name}:{index}"
 
 
-def profile_posterior(posterior: Laplace, inputs: Inputs) -> tuple[Laplace, str]:
-    """The posterior to profile, and a sentence if it is not the one that predicts.
-
-    Tuning may choose a prior so strong that all shares are those of the prior. Then the prior that the
-    evidence prefers is used.
-    """
-    if _explained(posterior, inputs) >= LEAST:
-        return posterior, ""
+def weaker_posterior(posterior: Laplace) -> Laplace:
+    """The posterior under the prior that the evidence prefers, or under the default one."""
+    plain = posterior.with_data_scale(1.0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Notice)  # it is not used for prediction
-            other = posterior.with_data_scale(1.0).tune()
+            return plain.tune()
     except WhenceError:
-        one = Relative() if isinstance(posterior.prior_precision, Relative) else 1.0
-        other = posterior.with_data_scale(1.0).with_prior(one)
-    if _explained(other, inputs) < LEAST:
-        return posterior, (
-            f"The prior is so strong that the data explain less than {LEAST:.0%} of the variance: shares are those "
-            "of the prior."
-        )
-    was, now = (p.prior.describe() for p in (posterior, other))
-    return other, (
-        f"Predictions are best under a prior so strong (precision {was}) that the data explain less than {LEAST:.0%} "
-        f"of its variance. The profile uses the prior that the evidence prefers (precision {now})."
-    )
+        return plain.with_prior(Relative() if isinstance(posterior.prior_precision, Relative) else 1.0)
 
 
-def _explained(posterior: Laplace, inputs: Inputs) -> float:
-    found = shares(posterior, inputs)
+def _explained(found: Shares) -> float:
     return 1 - float(found.variance.sum() / found.prior.sum())

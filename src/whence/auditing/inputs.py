@@ -10,10 +10,9 @@ from torch import Tensor
 from whence.auditing.context import Context, view_key
 from whence.auditing.tasks import part_of_uncertainty
 from whence.engine.batches import Inputs
-from whence.errors import WhenceError
 from whence.report.record.sections import Feature, LayerShare, ShownInput
-from whence.where.novelty import Novelty, novelty
-from whence.where.one_pass import shares
+from whence.where.examined import Examined
+from whence.where.novelty import Novelty, novelty_given
 from whence.where.shares import Shares
 
 SIDE = 64  # pixels of a picture, at most
@@ -28,23 +27,17 @@ def inputs(context: Context) -> tuple[ShownInput, ...]:
         mine = [index for place, index in context.most_uncertain if place == name]
         if not mine:
             continue
-        some = context.need(name).at(torch.tensor(mine)).inputs
-        by_layer = None
-        if context.posterior.has_curvature:
-            by_layer = shares(context.profile_posterior.as_laplace("shares"), some)
-        known = _novelty(context, some)
+        seen = context.shown_examined(name) if context.posterior.has_curvature else None
+        known = _novelty(context, seen)
+        by_layer = None if seen is None else seen.own
         found += [_entry(context, name, index, place, by_layer, known) for place, index in enumerate(mine)]
     return tuple(found)
 
 
-def _novelty(context: Context, some: Inputs) -> Novelty | None:
-    try:
-        reference = context.reference if context.posterior.has_curvature else None
-        if reference is None:
-            return None
-        return novelty(context.posterior.as_laplace("novelty"), some, reference=reference)
-    except WhenceError:
+def _novelty(context: Context, seen: Examined | None) -> Novelty | None:
+    if seen is None or seen.unexplained is None or context.reference is None:
         return None
+    return novelty_given(context.reference, seen.unexplained)
 
 
 def _entry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +13,9 @@ from whence.auditing.data import read_examples
 from whence.errors import MissingExtra, NotDefined, notice
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector, Histogram, LayerQuantiles, Novelty, NoveltyOfSet
-from whence.where.detectors import DetectorTable, compare_detectors
+from whence.where.detectors import detector_table, scores_of_prediction
 from whence.where.novelty import Novelty as Found
-from whence.where.novelty import Reference
-from whence.where.novelty import novelty as novelty_of
+from whence.where.novelty import novelty_given
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 20
@@ -36,21 +35,21 @@ DETECTORS = {
 
 def novelty(context: Context) -> Novelty:
     """Quantiles of the unexplained part, p-values, and AUROCs if there is out-of-distribution data."""
-    posterior = context.posterior.as_laplace("novelty")
+    context.posterior.as_laplace("novelty")
     reference = context.reference
     if reference is None:
         raise NotDefined("no validation data were given, relative to which novelty is measured.")
     context.need("test")
     level = max(0.01, 1 / (reference.size + 1))
     sets = {
-        name: novelty_of(posterior, context.profiled[name].inputs, reference=reference)
+        name: novelty_given(reference, unexplained)
         for name in ("test", "ood")
-        if context.has(name)
+        if context.has(name) and (unexplained := context.examined(name).unexplained) is not None
     }
     layers = _quantiles(reference.names, reference.unexplained, None)
     described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
     described += [_set(name, found, level) for name, found in sets.items()]  # type: ignore[arg-type]
-    detectors = _detectors(context, reference) if "ood" in sets else None
+    detectors = _detectors(context, sets) if "ood" in sets else None
     return Novelty(reference.size, reference.names, level, tuple(described), detectors, tuple(_words(sets, level)))
 
 
@@ -72,24 +71,32 @@ def _flagged(found: Found, level: float) -> float:
     return float((found.p_value <= level).double().mean())
 
 
-def _detectors(context: Context, reference: Reference) -> tuple[Detector, ...]:
+def _detectors(context: Context, sets: dict[str, Found]) -> tuple[Detector, ...]:
     """Include detectors that need training data, where possible."""
     train = None if context.train is None else read_examples(context.train, "train", TRAINED)
     pair = None if train is None or train.targets is None else train.pair
+    posterior = context.posterior.as_laplace("novelty")
+    inputs = (context.profiled["test"].inputs, context.profiled["ood"].inputs)
+    known = [_scores(context, name, found) for name, found in sets.items()]
     try:
-        table = _compared(context, reference, pair)
+        table = detector_table(posterior, inputs, known, pair)
     except MissingExtra as error:
         notice(f"the detectors that need training data were skipped: {error}")
-        table = _compared(context, reference, None)
+        table = detector_table(posterior, inputs, known, None)
     rows = ((row.detector, Estimate.of(row.auroc), Estimate.of(row.fpr95)) for row in table.rows)
     return tuple(
         Detector(name, DETECTORS.get(name, name), auroc, fpr95) for name, auroc, fpr95 in rows if auroc and fpr95
     )
 
 
-def _compared(context: Context, reference: Reference, train: Any) -> DetectorTable:
-    inside, outside = (context.profiled[name].pair for name in ("test", "ood"))
-    return compare_detectors(context.posterior.as_laplace("novelty"), inside, outside, train=train, reference=reference)
+def _scores(context: Context, name: str, found: Found) -> dict[str, Tensor]:
+    """What the posterior says about the profiled inputs of a set."""
+    scores = {"novelty": found.score}
+    if context.posterior.likelihood.has_labels:
+        index = context.profiled_index(name)
+        whole = scores_of_prediction(context.prediction(name))
+        scores |= {key: value[index] for key, value in whole.items()}
+    return scores | {"variance": context.total_variance(name)}
 
 
 def _words(sets: dict[str, Found], level: float) -> Iterator[str]:

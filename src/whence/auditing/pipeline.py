@@ -60,6 +60,9 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
 }
 
 
+NEED_SHARES = {"layers", "profile", "sensitivity", "inputs", "novelty", "answers"}
+
+
 def audit(
     model: Any,
     train: Any = None,
@@ -119,7 +122,8 @@ def audit(
     seed = resolve_seed(seed, generator)
     chosen = _chosen(sections, bool(methods))
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
-    steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *chosen]
+    examine = [] if NEED_SHARES.isdisjoint(chosen) else ["examine"]
+    steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *examine, *chosen]
     with progress_over(steps, progress, on_step) as log:
         with log.step("data"):
             sets: Sets = {
@@ -144,9 +148,10 @@ def audit(
             seed,
             dict(methods or {}),
             profile_posterior=posterior,
+            wants_shares=bool(examine),
         )
         context, found = _sections(context, chosen, log)
-    return Audit(_record(context, found, log, title), posterior, context.profile_posterior)
+    return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
 
 
 # Options
@@ -272,7 +277,8 @@ class _Fit:
         with log.step("tune"):
             if posterior.tuning is not None:
                 return posterior
-            return posterior.tune(validation.pair, method=posterior.default_method, progress=self.progress)
+            method = posterior.default_method  # the reference of novelty comes with the prediction of these data
+            return posterior.tune(validation.pair, method=method, reference=False, progress=self.progress)
 
 
 def _check_sets(network: Network, sets: Sets, probe: Any) -> None:
@@ -299,7 +305,9 @@ def _sections(context: Context, chosen: list[str], log: Progress) -> tuple[Conte
     """Compute the chosen sections, and log why any of them cannot be computed."""
     found: dict[str, Any] = dict.fromkeys(SECTIONS)
     try:
-        context = context.with_profile()
+        if context.wants_shares:
+            with log.step("examine"):
+                context = context.with_profile()
         for name in chosen:
             with log.step(name):
                 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from whence.auditing.context import LABELS, Context, view_key
 from whence.auditing.data import spaced
 from whence.auditing.profile_tree import LayerNodes, NodeShares, VarianceSums, nodes_of, shares_of
-from whence.auditing.tasks import Classes
 from whence.engine.batches import Inputs, size_of, take
 from whence.errors import NotDefined
 from whence.linalg.structures import BlockStructure
@@ -23,33 +22,22 @@ from whence.recording.units import units_of
 from whence.report.record.common import Numbers
 from whence.report.record.convert import tidied
 from whence.report.record.sections import NegativeShare, Node, Profile, View
-from whence.where.connections import Connections, connection_shares, connections_of
-from whence.where.one_pass import shares
+from whence.where.connections import (
+    Connections,
+    ConnectionShares,
+    connection_shares_of_groups,
+    connections_of,
+)
 from whence.where.shares import Shares
 from whence.where.where import LayerRow, Where
 
 UNITS = 24  # units of a layer with a node
 GROUPS = 5  # groups of connections of a unit
 NODES = 1_800  # approximate total
-CLASSES = 20  # classes with a view
 WORK = 1e11  # multiplications that a layer's connections may take for a view
 NEGATIVE = 10  # listed units of a view
 ROUNDING = 1e-6  # shares that count as negative are below its negative
 BETWEEN = "interaction"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Inputs that are profiled together."""
-
-    key: str
-    kind: Literal["set", "class", "input"]
-    label: str
-    inputs: Inputs
-
-    def view(self, sums: VarianceSums, shares: NodeShares) -> View:
-        variance = sums.total.posterior / sums.inputs
-        return View(self.key, self.kind, self.label, sums.inputs, variance, *shares)
 
 
 def profile(context: Context, work: float = WORK) -> Profile:
@@ -61,22 +49,21 @@ def profile(context: Context, work: float = WORK) -> Profile:
     if not context.posterior.has_curvature:
         return _profile_by_draws(context)
     posterior = context.profile_posterior.as_laplace("a profile")
-    sets = [
-        Selection(name, "set", label, context.profiled[name].inputs)
-        for name, label in LABELS.items()
-        if context.has(name)
-    ]
-    splits = [shares(posterior, one.inputs, units=True) for one in sets]
-    layers = _layers(posterior, splits)
-    sums = [_sums(posterior, layers, one.inputs, split, work) for one, split in zip(sets, splits, strict=True)]
-    layers = [_with_connections(layer, sums) for layer in layers]
-    views = [one.view(found, shares_of(layers, found)) for one, found in zip(sets, sums, strict=True)]
+    sets = [_Inputs.of_set(context, name) for name in LABELS if context.has(name)]
+    layers = _layers(posterior, [one.found for one in sets])
+    found = [one.sums(posterior, layers, work) for one in sets]
+    layers = [_with_connections(layer, [sums[0] for sums in found]) for layer in layers]
+    views = [one.view(0, sums[0], layers) for one, sums in zip(sets, found, strict=True)]
+    test, whole = views[0], found[0][0]
     if len(views) == 2:
         views.append(_difference(*views))
-    views.append(_prior_alone(views[0], sums[0].total.prior / sums[0].inputs))
-    for one in (*_classes(context), *_inputs(context)):
-        found = _sums(posterior, layers, one.inputs, shares(posterior, one.inputs, units=True), work)
-        views.append(one.view(found, shares_of(layers, found)))
+    views.append(_prior_alone(test, whole.total.prior / whole.inputs))
+    for one, sums in zip(sets, found, strict=True):
+        views += [one.view(i, part, layers) for i, part in enumerate(sums) if i]
+    for name in LABELS:
+        if any(place == name for place, _ in context.most_uncertain):
+            shown = _Inputs.shown(context, name)
+            views += [shown.view(i, part, layers) for i, part in enumerate(shown.sums(posterior, layers, work))]
     nodes, precision = nodes_of(context.network_name, layers), posterior.prior_precision
     return Profile(
         "variance",
@@ -86,7 +73,7 @@ def profile(context: Context, work: float = WORK) -> Profile:
         nodes,
         tuple(views),
         tuple(_negative(nodes, views, NEGATIVE)),
-        tuple(_words(nodes, views[0])),
+        tuple(_words(nodes, test)),
         posterior.prior.describe(),
     )
 
@@ -94,30 +81,85 @@ def profile(context: Context, work: float = WORK) -> Profile:
 # Inputs
 
 
-def _classes(context: Context) -> Iterator[Selection]:
-    """The most frequent classes."""
-    if not isinstance(context.task, Classes):
-        return
-    test, word = context.profiled["test"], "Class"
-    labels = test.targets
-    if labels is None or labels.dim() != 1:
-        outputs = context.where("test").shares.outputs
-        if outputs is None:
-            return
-        labels, word = outputs.argmax(1).cpu(), "Predicted class"
-    counted = [(int((labels == c).sum()), int(c)) for c in labels.unique()]
-    for c in sorted(c for _, c in sorted(counted, reverse=True)[:CLASSES] if c >= 0):
-        mine = (labels == c).nonzero().flatten()
-        label = f"{word} {context.class_name(c)} ({len(mine):,} inputs)"
-        yield Selection(f"class:{c}", "class", label, test.at(mine).inputs)
+class _Label(NamedTuple):
+    """What a view is called."""
+
+    key: str
+    kind: Literal["set", "class", "input"]
+    words: str
 
 
-def _inputs(context: Context) -> Iterator[Selection]:
-    """The inputs that are shown on the page."""
-    for name, index in context.most_uncertain:
-        label = f"{'Test' if name == 'test' else 'Out-of-distribution'} input {index}"
-        inputs = context.need(name).at(torch.tensor([index])).inputs
-        yield Selection(view_key(name, index), "input", label, inputs)
+@dataclass(frozen=True)
+class _Inputs:
+    """Inputs that are profiled in groups: a set and its classes, or single inputs."""
+
+    inputs: Inputs
+    found: Shares  # with units by group
+    labels: tuple[_Label, ...]  # of the groups
+    members: Tensor  # bool [N, G]
+    whole: bool  # the first group is all inputs, which the shares are already of
+
+    @classmethod
+    def of_set(cls, context: Context, name: str) -> _Inputs:
+        """A set, and for test data its most frequent classes."""
+        found, inputs = context.examined(name).own, context.profiled[name].inputs
+        labels, members = [_Label(name, "set", LABELS[name])], torch.ones(size_of(inputs), 1, dtype=torch.bool)
+        classes = context.class_groups if name == "test" else None
+        if classes is not None and classes.members is not None:
+            word = "Predicted class" if classes.predicted else "Class"
+            for c, mine in zip(classes.labels, classes.members.T, strict=True):
+                words = f"{word} {context.class_name(c)} ({int(mine.sum()):,} inputs)"
+                labels.append(_Label(f"class:{c}", "class", words))
+            members = torch.cat([members, classes.members], 1)
+        return cls(inputs, found, tuple(labels), members, True)
+
+    @classmethod
+    def shown(cls, context: Context, name: str) -> _Inputs:
+        """The inputs of a set that are shown on the page."""
+        seen = context.shown_examined(name)
+        index = [index for place, index in context.most_uncertain if place == name]
+        word = "Test" if name == "test" else "Out-of-distribution"
+        labels = tuple(_Label(view_key(name, i), "input", f"{word} input {i}") for i in index)
+        return cls(seen.inputs, seen.own, labels, torch.eye(len(index), dtype=torch.bool), False)
+
+    def view(self, group: int, sums: VarianceSums, layers: list[LayerNodes]) -> View:
+        variance = sums.total.posterior / sums.inputs
+        return View(*self.labels[group], sums.inputs, variance, *shares_of(layers, sums))
+
+    def sums(self, posterior: Laplace, layers: list[LayerNodes], work: float) -> list[VarianceSums]:
+        """Variances of layers, units, and connections of the shown units by group; the latter perhaps of few inputs."""
+        groups = self.members.shape[1]
+        found: list[dict[str, ConnectionShares]] = [{} for _ in range(groups)]
+        for few, shown in self._affordable(posterior, layers, work).items():
+            index, members = self._spread_out(few)
+            some = self.inputs if few == len(self.members) else take(self.inputs, index)
+            parts = connection_shares_of_groups(posterior, some, shown, members)
+            scale = (self.members.sum(0) / members.sum(0).clamp(min=1)).tolist()
+            for group in range(groups):
+                found[group] |= {name: one.times(scale[group]) for name, one in parts[group].items()}
+        return [VarianceSums(self._shares_of(group), found[group]) for group in range(groups)]
+
+    def _shares_of(self, group: int) -> Shares:
+        if not self.whole:
+            return self.found.of_group(group, self.members[:, group])
+        return self.found if group == 0 else self.found.of_group(group - 1, self.members[:, group])
+
+    def _affordable(self, posterior: Laplace, layers: list[LayerNodes], work: float) -> dict[int, dict[str, list[int]]]:
+        """Number of inputs for the connections of each layer: number → layer → units."""
+        outputs = self.found.question.random_columns or math.prod(posterior.output_shape)
+        blocks, found = {block.name: block for block in posterior.blocks}, dict[int, dict[str, list[int]]]()
+        for layer in layers:
+            if layer.group_weights is not None:
+                few = int(work // _multiplications(blocks[layer.name], len(layer.shown), outputs))
+                few = max(self.members.shape[1], min(len(self.members), few))
+                found.setdefault(min(few, len(self.members)), {})[layer.name] = layer.shown
+        return found
+
+    def _spread_out(self, count: int) -> tuple[Tensor, Tensor]:
+        """Some inputs, evenly from all groups, and their groups."""
+        last = self.members.int() * torch.arange(self.members.shape[1])
+        index = last.amax(1).argsort(stable=True)[spaced(len(self.members), count)].sort().values
+        return index, self.members[index]
 
 
 # Which units and connections have a node
@@ -165,21 +207,6 @@ def _with_connections(layer: LayerNodes, sums: list[VarianceSums]) -> LayerNodes
         if int(there.sum()) > 1:
             chosen[unit] = _largest(torch.where(there, size, -1.0), GROUPS, int(there.sum()))
     return replace(layer, connections=chosen)
-
-
-def _sums(posterior: Laplace, layers: list[LayerNodes], inputs: Inputs, split: Shares, work: float) -> VarianceSums:
-    """Variances of layers, units, and connections of the shown units; the latter from fewer inputs if too costly."""
-    total, outputs = size_of(inputs), split.question.random_columns or math.prod(posterior.output_shape)
-    blocks = {block.name: block for block in posterior.blocks}
-    by_count: dict[int, dict[str, list[int]]] = {}  # number of inputs → layer → units
-    for layer in layers:
-        if layer.group_weights is not None:
-            few = int(work // _multiplications(blocks[layer.name], len(layer.shown), outputs))
-            by_count.setdefault(max(1, min(total, few)), {})[layer.name] = layer.shown
-    found: dict[str, Any] = {}
-    for few, shown in by_count.items():
-        found |= connection_shares(posterior, inputs if few == total else take(inputs, spaced(total, few)), shown)
-    return VarianceSums(split, found, {name: total / few for few, shown in by_count.items() for name in shown})
 
 
 def _multiplications(block: Block, units: int, outputs: int) -> float:

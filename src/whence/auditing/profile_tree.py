@@ -40,8 +40,7 @@ class VarianceSums:
     """Sums over the inputs of one view."""
 
     layers: Shares
-    connections: Mapping[str, ConnectionShares]
-    scale: Mapping[str, float] = field(default_factory=dict)  # inputs of the view per input used for the connections
+    connections: Mapping[str, ConnectionShares]  # scaled to all inputs of the view, if they are of some
 
     @property
     def total(self) -> Variance:
@@ -59,8 +58,8 @@ class VarianceSums:
         return Variance(float(found.variance[unit]), float(found.prior[unit]))
 
     def connection(self, layer: str, place: int, which: int) -> Variance:
-        found, scale = self.connections[layer], self.scale.get(layer, 1.0)
-        return Variance(float(found.variance[place, which]) * scale, float(found.prior[place, which]) * scale)
+        found = self.connections[layer]
+        return Variance(float(found.variance[place, which]), float(found.prior[place, which]))
 
 
 @dataclass(frozen=True)

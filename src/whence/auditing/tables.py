@@ -9,7 +9,7 @@ from whence.auditing.context import Context
 from whence.errors import NotDefined
 from whence.extras.pruning.curve import PruneRow, prune_curve
 from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
-from whence.where.answers import answers as answered
+from whence.where.answers import answers_given
 from whence.where.where import LayerRow
 
 COLUMNS = [one.name for one in fields(Layer) if one.name not in ("structure", "test", "ood")]
@@ -93,10 +93,11 @@ def _pruning_words(rows: list[PruneRow]) -> str:
 
 def answers(context: Context) -> tuple[Answer, ...]:
     """Answers to the main questions about a profile."""
-    context.need_targets("test")
-    posterior, profile = (p.as_laplace("this") for p in (context.posterior, context.profile_posterior))
+    targets = context.need_targets("test")
+    profile = context.profile_posterior.as_laplace("this")
     if context.has_dense_outputs:
         raise NotDefined("shares need outputs [N, C].")
-    ood = context.profiled["ood"].pair if context.has("ood") else None
-    found = answered(posterior, context.profiled["test"].pair, ood=ood, profile=profile)
+    outside = context.examined("ood") if context.has("ood") else None
+    inside = context.examined("test")
+    found = answers_given(inside, targets[context.profiled_index("test")], outside, profile)
     return tuple(Answer(one.question, one.words, one.numbers) for one in found.items)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from whence.auditing.context import FACTORS, Context
+from whence.auditing.context import Context
 from whence.auditing.quality import mean_confidence, no_difference
 from whence.report.formatting import minus
 from whence.report.record.audit import Deferral, Metric, Point, Quality, Verdict
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.sections import Layer, Novelty, Profile, Shares
+from whence.where.examined import FACTORS
 
 CALIBRATED = (0.02, 0.05)  # thresholds of good and acceptable calibration errors
 NOTHING = 0.005  # calibration error that counts as zero

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from whence.engine.batches import from_numpy, is_inputs, size_of, tensors_in
 from whence.engine.checks import DeferredChecks
 from whence.engine.memory import sizes
 from whence.engine.options import Option
 from whence.engine.randomness import Points, seed_from
-from whence.errors import BadOption, NotDefined
-from whence.likelihoods import HeteroscedasticGaussian
+from whence.errors import BadOption
 from whence.predictive import linearised
+from whence.predictive.collected import CollectedPredictions
 from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.linearised_draws import Probes, check_probes, directions_for, linearised_draws
-from whence.predictive.links import LINK_POINTS, Link, OutputGaussian, predict_gaussian
-from whence.predictive.predictions import JointPrediction, Prediction, _Lazy, example_dim
+from whence.predictive.links import LINK_POINTS, Link
+from whence.predictive.predictions import JointPrediction, Prediction
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -98,34 +95,12 @@ def _check_count(num_samples: int | None) -> None:
 
 
 def _linearised(posterior: GaussianWeights, x: Any, link: Link, points: Points) -> Prediction:
-    collected = _Collected(x)
+    collected = CollectedPredictions(posterior, x, link, points)
     diagonal = link is Link.PROBIT and _many_outputs(posterior, x)
     with DeferredChecks():  # no piece waits for the check of its outputs
-        for m in linearised.moments_of(posterior, x, diagonal):
-            part = OutputGaussian(m.mean, m.cov, points, link, _replaced)
-            collected.add(predict_gaussian(posterior.likelihood, part), m)
-
-    def covariance() -> Tensor:
-        found = whole()
-        if isinstance(posterior.likelihood, HeteroscedasticGaussian):  # only of the means, not of the log variances
-            size = found.shape[-1] // 2
-            return found[..., :size, :size]
-        return found
-
-    def whole() -> Tensor:
-        if collected.keeps:
-            return collected.joined("covariance")
-        if not is_inputs(x):
-            raise NotDefined(
-                f"the covariance of the outputs is too large ({collected.bytes / 2**20:,.0f} MiB), and a loader "
-                "may not yield the same inputs again. Predict from a tensor, or batch by batch."
-            )
-        return torch.cat([m.cov for m in linearised.moments_of(posterior, x)])
-
-    def again(mean: Tensor) -> Prediction:
-        return predict_gaussian(posterior.likelihood, OutputGaussian(mean, whole(), points, link, covariance))
-
-    return collected.prediction(covariance, again)
+        for moments in linearised.moments_of(posterior, x, diagonal):
+            collected.add(moments)
+    return collected.prediction()
 
 
 def _many_outputs(posterior: GaussianWeights, x: Any) -> bool:
@@ -134,73 +109,3 @@ def _many_outputs(posterior: GaussianWeights, x: Any) -> bool:
         return False
     classes = math.prod(posterior.output_shape)
     return size_of(x) * classes**2 * posterior.network.dtype.itemsize > sizes().covariance
-
-
-def _replaced() -> Tensor:
-    raise AssertionError("the covariance is computed for the whole prediction")
-
-
-class _Collected:
-    """Joins the predictions of consecutive pieces.
-
-    If the number of inputs is known, results are written in place: small tensors kept between large temporary
-    ones would keep the allocator from reusing memory, which would then grow with the inputs.
-    """
-
-    def __init__(self, x: Any) -> None:
-        known = is_inputs(x) and not any(t.requires_grad for t in tensors_in(x))
-        self.total = size_of(x) if known else None
-        self.seen = self.bytes = 0
-        self.variances_only = False
-        self.first: Prediction | None = None
-        self.buffers: dict[str, Tensor] = {}
-        self.lists: dict[str, list[Tensor]] = {}
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the covariance is kept."""
-        return self.bytes <= sizes().covariance and not self.variances_only
-
-    def add(self, prediction: Prediction, moments: linearised.Moments) -> None:
-        self.first = self.first or prediction
-        size, classes = moments.mean.shape
-        each = classes**2 * moments.mean.element_size()
-        self.bytes = self.bytes + size * each if self.total is None else self.total * each
-        for f in fields(prediction):
-            value = getattr(prediction, f.name)
-            if isinstance(value, Tensor):
-                self._put(f.name, value, size)
-        self.variances_only = moments.cov.dim() == 2
-        if self.keeps:
-            self._put("covariance", moments.cov, size)
-        else:
-            self.lists.pop("covariance", None)
-        self.seen += size
-
-    def _put(self, name: str, value: Tensor, size: int) -> None:
-        if self.total is None:
-            self.lists.setdefault(name, []).append(value)
-            return
-        dim = example_dim(name)
-        if name not in self.buffers:
-            shape = (*value.shape[:dim], self.total, *value.shape[dim + 1 :])
-            self.buffers[name] = value.new_empty(shape)
-        self.buffers[name].narrow(dim, self.seen, size).copy_(value)
-
-    def joined(self, name: str) -> Tensor:
-        return self.buffers[name] if self.total is not None else torch.cat(self.lists[name], dim=example_dim(name))
-
-    def prediction(self, covariance: Callable[[], Tensor], again: Callable[[Tensor], Prediction]) -> Prediction:
-        """All pieces as one prediction; lazy values are computed for all inputs."""
-        assert self.first is not None
-        values: dict[str, Any] = {}
-        for f in fields(self.first):
-            value = getattr(self.first, f.name)
-            if isinstance(value, Tensor):
-                values[f.name] = self.joined(f.name)
-            elif f.name == "_lazy":
-                samples = None if value.samples is None else lambda: again(values["logit_mean"]).samples
-                values[f.name] = _Lazy(covariance, samples, value.why_not)  # type: ignore[arg-type]
-            else:
-                values[f.name] = value
-        return type(self.first)(**values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,10 @@ from torch import Tensor
 from whence.engine.batches import from_numpy, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
-from whence.posteriors.laplace.layer_subset import restricted_to_layers
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
-from whence.where.one_pass import shares
+from whence.where.examined import FACTORS, Examined, examined
 from whence.where.shares import TINY, Shares
-from whence.where.tables import sensitivity
 from whence.where.weights import identified_of
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ COVER = 0.95  # share of the predictive variance
 SAME_NLL, SAME_AUROC = 1e-3, 0.005  # smaller differences are ignored
 UNIDENTIFIED = 0.01  # a unit whose weights are identified less than this has learnt nothing
 NAMED = 8  # layers that are listed
-CHECKED = 256  # inputs on which the prior is varied
 LABELS = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "ood_auroc": "AUROC against novel inputs"}
 
 
@@ -61,53 +57,57 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Scorer:
-    """A posterior with test data, and its scores on them."""
+    """Test data and novel inputs, and the scores of predictions for them."""
 
-    posterior: Laplace
-    x: Any
+    inside: Examined
     y: Tensor
-    novel: Any
+    outside: Examined | None
+
+    @property
+    def posterior(self) -> Laplace:
+        return self.inside.posterior
 
     def scores(self, layers: list[str] | None = None) -> dict[str, float]:
-        """NLL, ECE or RMSE, AUROC against novel inputs, and the prediction time; perhaps of some layers only."""
-        posterior = self.posterior if layers is None else restricted_to_layers(self.posterior, layers)
-        times = []
-        for _ in range(3):  # the first run decomposes, the others are timed
-            start = time.perf_counter()
-            prediction = posterior.predict(self.x)
-            times.append(time.perf_counter() - start)
-        found = {"seconds": min(times[1:]), "nll": float(nll(prediction, self.y, resamples=0))}
+        """NLL, ECE or RMSE, and AUROC against novel inputs; perhaps of some layers only."""
+        prediction: Any = self.inside.prediction(layers)
+        found = {"nll": float(nll(prediction, self.y, resamples=0))}
         if isinstance(prediction, ClassificationPrediction):
             found["ece"] = float(ece(prediction, self.y, resamples=0))
         elif hasattr(prediction, "mean"):
             found["rmse"] = float(rmse(prediction, self.y, resamples=0))
-        if self.novel is not None:
-            both = [_uncertainty(prediction), _uncertainty(posterior.predict(self.novel))]
+        if self.outside is not None:
+            both = [_uncertainty(prediction), _uncertainty(self.outside.prediction(layers))]
             positive = torch.cat([torch.full((len(u),), i > 0) for i, u in enumerate(both)])
             found["ood_auroc"] = float(auroc(torch.cat(both), positive, resamples=0))
         return found
 
 
-def answers(posterior: Laplace, test: Any, *, ood: Any = None, profile: Laplace | None = None) -> Answers:
+def answers(posterior: Laplace, test: Any, *, ood: Any = None) -> Answers:
     """Is the last layer enough, and which layers are? What is unidentified? And for novel inputs? And the prior?
 
-    ``test`` is an (inputs, targets) pair; ``ood`` bare inputs, or a pair. ``profile`` is the posterior for the
-    shares, if it is not the one that predicts.
+    ``test`` is an (inputs, targets) pair; ``ood`` bare inputs, or a pair.
     """
-    profile = posterior if profile is None else profile
     test, ood = from_numpy(test), from_numpy(ood)
     if not is_pair(test):
         raise BadData("test must be a pair (inputs, targets); the answers compare predictions with targets.")
     x, y = test
-    scorer = _Scorer(posterior, x, y, ood[0] if ood is not None and is_pair(ood) else ood)
-    inside = shares(profile, x)
-    outside = None if ood is None else shares(profile, scorer.novel)
-    found = [_unidentified(profile), _prior(profile, x, inside)]
+    outside = None if ood is None else examined(posterior, ood[0] if is_pair(ood) else ood)
+    return answers_given(examined(posterior, x, factors=FACTORS), y, outside)
+
+
+def answers_given(inside: Examined, y: Tensor, outside: Examined | None, profile: Laplace | None = None) -> Answers:
+    """The answers for test inputs that have been examined, under :data:`FACTORS`, and novel ones.
+
+    ``profile`` is the posterior of the shares, if it is not the one that predicts.
+    """
+    posterior = inside.posterior
+    scorer, profile = _Scorer(inside, y, outside), posterior if profile is None else profile
+    found = [_unidentified(profile), _prior(inside)]
     if not posterior.curvature.joint and len(posterior.blocks) > 1:
         whole = scorer.scores()
-        found = [_last_layer(scorer, inside, whole), _fewest_layers(scorer, inside, whole), *found]
+        found = [_last_layer(scorer, inside.own, whole), _fewest_layers(scorer, inside.own, whole), *found]
     if outside is not None:
-        found.append(_novel_inputs(inside, outside))
+        found.append(_novel_inputs(inside.own, outside.own))
     return Answers(tuple(found))
 
 
@@ -153,12 +153,10 @@ def _fewest_layers(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> 
     chosen = [inside.names[i] for i in sorted(order[:needed].tolist())]
     few = scorer.scores(chosen)
     weights = sum(b.size for b in posterior.blocks if b.name in chosen) / posterior.parameters
-    faster = few["seconds"] / max(whole["seconds"], 1e-9)
-    cost = f" takes {faster:.0%} of the time and" if needed < len(inside.names) and faster < 0.9 else ""
     named = ", ".join(map(repr, chosen[:NAMED])) + (f" and {needed - NAMED} more" if needed > NAMED else "")
     words = (
         f"{needed} of {len(inside.names)}: {named}, with {weights:.1%} of the weights. Predicting with them "
-        f"alone{cost} gives {_change(few, whole)}."
+        f"alone gives {_change(few, whole)}."
     )
     numbers = {"layers": chosen, "share": float(share[order[:needed]].sum()), "weights": weights, "kept": few}
     return Answer(f"Which layers cover {COVER:.0%} of the predictive variance?", words, numbers)
@@ -185,11 +183,10 @@ def _unidentified(posterior: Laplace) -> Answer:
     return Answer("Which layers or units stayed unidentified?", words, {"identified": layers, "units": dead})
 
 
-def _prior(posterior: Laplace, x: Any, inside: Shares) -> Answer:
-    some = x[:CHECKED] if isinstance(x, Tensor) else x
-    rows = list(sensitivity(posterior, some, (0.1, 1.0, 10.0), inside.question).rows())
-    by_factor = {f: [r["variance_share"] for r in rows if r["factor"] == f] for f in (0.1, 1.0, 10.0)}
-    moved = max(sum(abs(a - b) for a, b in zip(by_factor[f], by_factor[1.0], strict=True)) / 2 for f in (0.1, 10.0))
+def _prior(examined: Examined) -> Answer:
+    inside = examined.own
+    by_factor = {factor: shares.over_inputs().variance_share for factor, shares in examined.shares.items()}
+    moved = max(float((share - by_factor[1.0]).abs().sum()) / 2 for share in by_factor.values())
     sums = inside.over_inputs()
     from_prior = float((sums.variance_share - sums.prior_share).abs().sum()) / 2
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())

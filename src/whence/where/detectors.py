@@ -5,7 +5,7 @@ Index legend: N inputs, n training inputs, C outputs, D features, O outputs of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ def detectors(posterior: Laplace, x: Any, *, train: Any = None, reference: Any =
     - with ``train``, the (inputs, targets) of training: ``mahalanobis`` and ``neighbours`` of the last features,
       ``mahalanobis_layers``, summed over the outputs of all layers.
     """
-    return _Detectors(posterior, train, reference).scores(x)
+    x = bare(x)
+    return scores_by_posterior(posterior, x, reference) | PlainDetectors(posterior, train).scores(x)
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,18 @@ def compare_detectors(
 
     ``inside`` must be neither training data nor reference.
     """
-    every = _Detectors(posterior, train, reference)
-    if every.reference is None:
+    if posterior.reference is None and reference is None:
         raise NotDefined("novelty needs a reference: tune on validation data, or pass reference=validation_inputs.")
-    within, beyond = every.scores(inside), every.scores(outside)
+    known = [scores_by_posterior(posterior, bare(x), reference) for x in (inside, outside)]
+    return detector_table(posterior, (inside, outside), known, train)
+
+
+def detector_table(
+    posterior: Laplace, sets: tuple[Any, Any], known: Sequence[Mapping[str, Tensor]], train: Any
+) -> DetectorTable:
+    """The table for inputs inside and outside, whose scores by the posterior are known."""
+    plain = PlainDetectors(posterior, train)
+    within, beyond = ({**some, **plain.scores(x)} for some, x in zip(known, sets, strict=True))
     rows = []
     for name, values in within.items():
         found = detection(values, beyond[name])
@@ -99,30 +108,36 @@ def compare_detectors(
     return DetectorTable(tuple(rows), len(within["variance"]), len(beyond["variance"]))
 
 
-class _Detectors:
-    """All detectors, with training data read once."""
+def scores_by_posterior(posterior: Laplace, x: Any, reference: Any = None) -> dict[str, Tensor]:
+    """Novelty, entropy, mutual information and variance, as far as they are defined."""
+    found: dict[str, Tensor] = {}
+    reference = posterior.reference if reference is None else reference
+    if reference is not None:
+        found["novelty"] = novelty(posterior, x, reference=reference).score
+    if posterior.likelihood.has_labels:
+        found |= scores_of_prediction(posterior.predict(x))
+    return found | {"variance": shares(posterior, x).total}
 
-    def __init__(self, posterior: Laplace, train: Any, reference: Any) -> None:
-        self.posterior = posterior
-        self.reference = posterior.reference if reference is None else reference
-        self.labels, self.softmax = posterior.likelihood.has_labels, posterior.likelihood.shift_invariant
+
+def scores_of_prediction(prediction: Any) -> dict[str, Tensor]:
+    """Entropy and mutual information of labels."""
+    both = {"entropy": prediction.entropy, "mutual_information": prediction.epistemic}
+    return {name: value.double().cpu().reshape(len(value), -1).sum(1) for name, value in both.items()}
+
+
+class PlainDetectors:
+    """Detectors that need only the plain network, with training data read once."""
+
+    def __init__(self, posterior: Laplace, train: Any) -> None:
+        self.posterior, self.softmax = posterior, posterior.likelihood.shift_invariant
         self.trained: Trained | None = None
         if train is not None:
             features = features_of(posterior, train, targets=True)
-            self.trained = Trained.fit(features, self.labels, posterior.network.device)
+            self.trained = Trained.fit(features, posterior.likelihood.has_labels, posterior.network.device)
 
     def scores(self, x: Any) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        x = bare(x)
-        if self.reference is not None:
-            found["novelty"] = novelty(self.posterior, x, reference=self.reference).score
-        if self.labels:
-            prediction = self.posterior.predict(x)
-            for name, field in (("entropy", "entropy"), ("mutual_information", "epistemic")):
-                value: Tensor = getattr(prediction, field)
-                found[name] = value.double().cpu().reshape(len(value), -1).sum(1)
-        found["variance"] = shares(self.posterior, x).total
-        features = features_of(self.posterior, x)
+        features = features_of(self.posterior, bare(x))
         if self.softmax:
             found |= {"max_probability": max_probability(features.logits), "energy": energy(features.logits)}
         if self.trained is not None:

@@ -34,6 +34,7 @@ from whence.tables import Table, text
 from whence.where.one_pass import shares
 from whence.where.p_values import COMBINATIONS, Combination, combined, conformal
 from whence.where.question import ProbesOption, Question
+from whence.where.shares import Shares
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -153,8 +154,12 @@ def novelty(
         known = known.check(posterior, probes)
     else:
         known = reference_of(posterior, known, probes=probes)
-    precision = known.precision or novelty_precision(posterior, known.left)
-    unexplained, _ = unexplained_by_layer(posterior, x, precision, known.probes or "exact")
+    unexplained, _ = unexplained_by_layer(posterior, x, known.precision_for(posterior), known.probes or "exact")
+    return novelty_given(known, unexplained, combine)
+
+
+def novelty_given(known: Reference, unexplained: Tensor, combine: Combination = "auto") -> Novelty:
+    """The novelty of inputs whose unexplained variance [N, B] is known."""
     score, p_value = combined(known.unexplained, unexplained, combine)
     return Novelty(
         names=known.names,
@@ -186,6 +191,10 @@ class Reference:
         """Number of inputs."""
         return len(self.unexplained)
 
+    def precision_for(self, posterior: Laplace) -> tuple[float, ...]:
+        """δ / s of every layer under the prior of novelty."""
+        return self.precision or novelty_precision(posterior, self.left)
+
     def check(self, posterior: Laplace, probes: ProbesOption = "auto") -> Reference:
         """Refuse a reference of another network, or with other columns."""
         if probes not in ("auto", self.probes or "exact"):
@@ -213,6 +222,13 @@ def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: P
     data = from_numpy(data)
     precision = novelty_precision(posterior, left)
     unexplained, columns = unexplained_by_layer(posterior, data[0] if is_pair(data) else data, precision, probes)
+    return reference_given(posterior, unexplained, precision, left, columns)
+
+
+def reference_given(
+    posterior: Laplace, unexplained: Tensor, precision: tuple[float, ...], left: float = LEFT, columns: int = 0
+) -> Reference:
+    """The reference of inputs whose unexplained variance [N, B] under the prior of novelty is known."""
     count = len(unexplained)
     if count < 2:
         raise BadData(f"a reference needs at least two inputs, not {count}; use {ENOUGH} or more.")
@@ -253,9 +269,14 @@ def unexplained_by_layer(
     """
     weak = with_novelty_prior(posterior, precision)
     found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
+    return unexplained_under(weak, found), found.question.random_columns or 0
+
+
+def unexplained_under(weak: Laplace, found: Shares) -> Tensor:
+    """The unexplained part [N, B] from the shares under the prior of novelty; 1 where gradients vanish."""
     deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
     steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
-    return torch.where(steepness > VANISHING, found.unexplained, 1.0), found.question.random_columns or 0
+    return torch.where(steepness > VANISHING, found.unexplained, 1.0)
 
 
 def with_novelty_prior(posterior: Laplace, precision: tuple[float, ...]) -> Laplace:

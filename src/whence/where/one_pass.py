@@ -8,15 +8,16 @@ Index legend: N inputs, B blocks, K columns, C outputs, U units, P weights, G gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from whence.curvature.columns import identity_columns
-from whence.engine.batches import Inputs, check_finite, size_of
+from whence.engine.batches import Inputs, check_finite, size_of, take
+from whence.engine.checks import DeferredChecks
 from whence.errors import BadOption, EmptyData, NotDefined
 from whence.linalg.dense import widened
 from whence.linalg.gaussian import BlockGaussian
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Generic[K]):
     """What one pass answers, for posteriors of one curvature that differ in their priors."""
 
-    shares: Mapping[str, Laplace]
-    units: str | None = None  # of which posterior of ``shares``
+    shares: Mapping[K, Laplace]
+    units: K | None = None  # of which posterior of ``shares``
     groups: Tensor | None = None  # sums of units over groups of inputs too: which inputs are in each, bool [N, G]
     moments: Laplace | None = None  # mean and covariance of the outputs under this posterior
 
@@ -58,8 +60,8 @@ def shares(posterior: Laplace, x: Any, question: Question | None = None, units: 
 
 @torch.inference_mode(False)
 def examine(
-    x: Any, asked: Asked, question: Question | None = None, on_moments: Callable[[Moments], None] | None = None
-) -> dict[str, Shares]:
+    x: Any, asked: Asked[K], question: Question | None = None, on_moments: Callable[[Moments], None] | None = None
+) -> dict[K, Shares]:
     """The shares under every prior.
 
     ``on_moments`` is called with the moments of every piece, in order; not at all where random columns are used.
@@ -68,18 +70,26 @@ def examine(
     examiner = _Examiner(asked, over)
     collected = {name: _Collected() for name in asked.shares}
     outputs = []
-    for mean, moments, found in over.over(x, examiner.examine):
-        outputs.append(mean)
-        if moments is not None and on_moments is not None:
-            on_moments(moments)
-        for name, parts in found.items():
-            collected[name].add(parts, over.question)
+    with DeferredChecks():  # no piece waits for the check of its outputs
+        for mean, moments, found in over.over(x, examiner.examine):
+            outputs.append(mean)
+            if moments is not None and on_moments is not None:
+                on_moments(moments)
+            for name, parts in found.items():
+                collected[name].add(parts, over.question)
     joined = torch.cat(outputs) if outputs[0].dim() == 2 else None
     names = tuple(b.name for b in asked.first.blocks)
     return {
         name: one.shares(names, joined, examiner.units if name == asked.units else {}, over.question)
         for name, one in collected.items()
     }
+
+
+def decided(posterior: Laplace, inputs: Inputs, question: Question, what: str) -> Question:
+    """The question with the number of columns chosen by cost."""
+    first = next(posterior.network.pieces(inputs, 1))
+    one = posterior.plan.record(take(first, slice(0, 1)), 1)
+    return question.decided(posterior.likelihood, one, size_of(inputs), what)
 
 
 class ColumnPass:
@@ -153,10 +163,10 @@ class _Under:
         return self.inner, self.outer
 
 
-class _Examiner:
+class _Examiner(Generic[K]):
     """Answers the questions for one piece of the inputs after another."""
 
-    def __init__(self, asked: Asked, over: ColumnPass) -> None:
+    def __init__(self, asked: Asked[K], over: ColumnPass) -> None:
         self.asked, self.over = asked, over
         self.joint = asked.first.curvature.joint
         network = asked.first.network
@@ -166,12 +176,12 @@ class _Examiner:
 
     def examine(
         self, outputs: Tensor, grads: Gradients, first: int
-    ) -> tuple[Tensor, Moments | None, dict[str, list[_Parts]]]:
+    ) -> tuple[Tensor, Moments | None, dict[K, list[_Parts]]]:
         """Outputs, their moments if these are asked for, and the parts by prior."""
         groups = self.asked.groups
         members = None if groups is None else groups[first : first + grads.recording.size].to(outputs.device).double()
         names = list(self._weights)
-        found: dict[str, list[_Parts]] = {name: [] for name in names}
+        found: dict[K, list[_Parts]] = {name: [] for name in names}
         whole = _unders(*self._moments) if self._moments is not None and self.over.whole else None
         covariances = []
         for unders in zip(*(_unders(*self._weights[name]) for name in names), strict=True):
@@ -286,7 +296,7 @@ class _Collected:
         self.prior.append(alone.sum(-1))
         if own.shape[-1] > 1 and not question.same_columns:
             self.spreads.append(ProbeSpread.of(own, alone))
-            self.totals = self.totals + own.sum((0, 1)).cpu()
+            self.totals = self.totals + own.sum((0, 1))
         for part in parts:
             for sums, new in ((self.units, part.units), (self.by_group, part.by_group)):
                 for name, values in new.items():
@@ -311,7 +321,8 @@ class _Collected:
         variance, prior = by_column.sum(0)
         if not isinstance(self.totals, Tensor):
             return UnitShares(units, variance, prior, None, by_group)
-        count, whole = len(self.totals), self.totals.sum().clamp(min=TINY)
-        e = by_column[:, 0] - (variance / whole) * self.totals.unsqueeze(1)  # [K, U]
+        totals = self.totals.cpu()
+        count, whole = len(totals), totals.sum().clamp(min=TINY)
+        e = by_column[:, 0] - (variance / whole) * totals.unsqueeze(1)  # [K, U]
         error = (count / (count - 1) * (e - e.mean(0)).square().sum(0)).sqrt() / whole
         return UnitShares(units, variance, prior, error, by_group)

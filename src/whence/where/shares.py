@@ -64,11 +64,13 @@ class ProbeSpread:
         t = u.sum(1, keepdim=True)
         scale = count / (count - 1)
         products = (u * u, u * t, (t * t).squeeze(1), u * p, p * p)
-        return cls(*(scale * product.sum(-1).cpu() for product in products))
+        return cls(*(scale * product.sum(-1) for product in products))
 
     @classmethod
     def joined(cls, parts: Sequence[ProbeSpread]) -> ProbeSpread:
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("uu", "ut", "tt", "up", "pp")))
+        return cls(
+            *(torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("uu", "ut", "tt", "up", "pp"))
+        )
 
     def over_inputs(self, which: Tensor | None) -> ProbeSpread:
         """Sums over inputs: [B], and a number for ``tt``."""

@@ -6,7 +6,7 @@ Index legend: P weights of a block, U units.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from whence.recording.blocks import Block
 from whence.recording.units import units_of
 from whence.tables import Table
 from whence.where.connections import ConnectionShares
-from whence.where.one_pass import shares
+from whence.where.one_pass import Asked, examine
 from whence.where.question import Question
 from whence.where.shares import TINY, Shares
 from whence.where.weights import curvature_of, identified_of, weights_of
@@ -154,19 +154,30 @@ def by_class(found: Shares, labels: Tensor | Sequence[int] | None) -> Table:
     )
 
 
-def sensitivity(posterior: Laplace, x: Any, factors: Sequence[float], question: Question) -> Table:
-    """One row for each factor and layer: shares with the prior precision multiplied by the factor."""
-    by_layer = []
+def under_factors(posterior: Laplace, factors: Sequence[float]) -> dict[float, Laplace]:
+    """The posterior with its prior precision multiplied by each factor."""
+    found = {}
     for factor in factors:
         if not 0 < factor < math.inf:
             raise BadOption(f"the prior precision cannot be multiplied by {factor}; use a positive number.")
         scaled = posterior.prior.scaled_by({p.name: factor for b in posterior.blocks for p in b.params})
-        by_layer.append(shares(posterior.under(scaled), x, question).over_inputs())
-    names = [b.name for b in posterior.blocks]
+        found[float(factor)] = posterior.under(scaled)
+    return found
+
+
+def sensitivity(posterior: Laplace, x: Any, factors: Sequence[float], question: Question) -> Table:
+    """Shares with the prior precision multiplied by each factor."""
+    return sensitivity_table(examine(x, Asked(under_factors(posterior, factors)), question))
+
+
+def sensitivity_table(found: Mapping[float, Shares]) -> Table:
+    """One row for each factor and layer."""
+    names = next(iter(found.values())).names
+    by_layer = [shares.over_inputs() for shares in found.values()]
     return Table(
         {
-            "factor": [float(factor) for factor in factors for _ in names],
-            "name": names * len(by_layer),
+            "factor": [factor for factor in found for _ in names],
+            "name": list(names) * len(by_layer),
             "variance_share": [v for s in by_layer for v in s.variance_share.tolist()],
             "explained": [v for s in by_layer for v in s.explained.tolist()],
         }

@@ -314,17 +314,23 @@ def where_laplace(
 ) -> Where:
     """See :meth:`whence.posteriors.laplace.Laplace.where`."""
     question = Question(Measure.parse(measure, "measure"), at, check_probes(probes))
+    if x is None:
+        return where_given(posterior, None, None)
+    x = from_numpy(x)
+    if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
+        x = list(x)  # it is read more than once
+    return where_given(posterior, x, shares(posterior, x, question, units=True))
+
+
+def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
+    """The tables for inputs whose shares, with units, are known."""
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
     every = posterior.variance()
     variances = {block.name: block.gather(every).double().cpu() for block in posterior.blocks}
     rows = [_layer_row(posterior, block, variances[block.name]) for block in posterior.blocks]
-    if x is None:
+    if found is None:
         return Where(rows, posterior, variances=variances)
-    x = from_numpy(x)
-    if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
-        x = list(x)  # it is read more than once
-    found = shares(posterior, x, question, units=True)
     sums = found.over_inputs()
     names = ("variance_share", "variance_share_error", "prior_share", "explained", "explained_error")
     columns = {name: values.tolist() for name in names if (values := getattr(sums, name)) is not None}
