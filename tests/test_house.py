@@ -100,6 +100,28 @@ def test_posteriors_are_asked_by_their_contract(path: Path) -> None:
             assert (name, ast.unparse(node.annotation)) != ("posterior", "Any"), f"line {node.lineno}"
 
 
+# Options are types inside
+
+
+OPTIONS = {
+    "method", "link", "probes", "measure", "structure", "curvature", "sharing", "damping", "kernel", "mass", "family",
+    "estimator", "weighting",
+}  # fmt: skip
+COMPUTE = [p for p in FILES if room(p) in ORDER[: ORDER.index("report")]]  # what shows a record reads names
+
+
+@pytest.mark.parametrize("path", COMPUTE, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_option_is_compared_with_a_string(path: Path) -> None:
+    """A door turns the string into an enum or an object once (``Option.parse``, ``one_of``)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            names = {s.attr if isinstance(s, ast.Attribute) else getattr(s, "id", "") for s in sides}
+            parts = [e for s in sides for e in (s.elts if isinstance(s, (ast.Tuple, ast.List, ast.Set)) else [s])]
+            strings = [e for e in parts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+            assert not (names & OPTIONS and strings), f"line {node.lineno}: {ast.unparse(node)}"
+
+
 # What tests may replace
 
 

@@ -19,6 +19,7 @@ from whence.errors import BadOption, NotDefined
 from whence.functional import weights_hash
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
+from whence.predictive.dispatch import Method
 from whence.predictive.predictions import Prediction
 from whence.predictive.sources import Drawn, Source
 
@@ -79,7 +80,7 @@ class DrawnPosterior(Posterior):
     def _refuse_closed_forms(self, method: Any, link: Any, joint: bool) -> None:
         """Refuse options that need a Gaussian over the outputs."""
         kind = type(self).__name__
-        if method not in (None, "sampled"):
+        if method not in (None, Method.SAMPLED):
             raise NotDefined(f"method={method!r} is not available for a {kind}, which predicts by draws.")
         if link is not None:
             raise NotDefined(

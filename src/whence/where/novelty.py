@@ -28,7 +28,7 @@ from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, noti
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
-from whence.predictive.linearised_draws import check_probes
+from whence.predictive.linearised_draws import Probes, check_probes
 from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import Table, text
 from whence.where.one_pass import shares
@@ -197,7 +197,7 @@ class Reference:
 
     def check(self, posterior: Laplace, probes: ProbesOption = "auto") -> Reference:
         """Refuse a reference of another network, or with other columns."""
-        if probes not in ("auto", self.probes or "exact"):
+        if check_probes(probes) not in (Probes.AUTO, self.probes or Probes.EXACT):
             raise BadOption(f"probes={probes!r}: the reference has {self.probes or 'exact'!r}. Make another one.")
         names = tuple(b.name for b in posterior.blocks)
         remedy = "Create one with whence.reference_of(posterior, validation_inputs)."

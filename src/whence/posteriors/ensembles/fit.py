@@ -100,7 +100,8 @@ def fit_ensemble(
     check_interval(checkpoint_every, "epoch")
     if vectorised not in (True, False, "auto"):
         raise BadOption(f"vectorised={vectorised!r} is not True, False or 'auto'.")
-    if processes and vectorised is True:
+    together = None if vectorised == "auto" else bool(vectorised)
+    if processes and together:
         raise BadOption("vectorised=True trains all members in one process; it cannot be combined with processes.")
     check_factory(factory, processes)
     resolved, estimate = resolve(likelihood)
@@ -123,7 +124,7 @@ def fit_ensemble(
         elif processes:
             folder = MemberFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whence-"))))
         mine = range(ranks.rank, members, ranks.size)
-        own = _train(trainer, mine, folder, minimised, vectorised, processes, progress and ranks.rank == 0)
+        own = _train(trainer, mine, folder, minimised, together, processes, progress and ranks.rank == 0)
     trained = gather_members(ranks, trainer, members, own)
     networks = [Network.snapshot(model) for model, _ in trained]
     with preserved_random_state():  # a loader may shuffle
@@ -137,11 +138,11 @@ def _train(
     members: Sequence[int],
     folder: MemberFolder | None,
     likelihood: Likelihood,
-    vectorised: bool | str,
+    vectorised: bool | None,
     processes: int,
     progress: bool,
 ) -> Trained:
-    """Train these members, except those that are already in the folder."""
+    """Train these members, except those that are already in the folder; ``vectorised`` None: where it is faster."""
     found: Trained = {}
     missing = [i for i in members if folder is None or not folder.done(i)]
     if processes:
@@ -163,13 +164,13 @@ def _train(
     return found
 
 
-def _groups(trainer: MemberTrainer, members: list[int], vectorised: bool | str) -> tuple[ExamplesFeed, int] | None:
+def _groups(trainer: MemberTrainer, members: list[int], vectorised: bool | None) -> tuple[ExamplesFeed, int] | None:
     """Batches for members trained together, and how many at a time; None if that is not possible."""
-    if vectorised is False or not members or (len(members) < 2 and vectorised == "auto"):
+    if vectorised is False or not members or (len(members) < 2 and vectorised is None):
         return None
     models = [copy_module(trainer.peek(i)).to(trainer.device) for i in members[:2]]
     place = device_of(models[0])
-    if vectorised == "auto" and slower_vectorised(models[0], place):
+    if vectorised is None and slower_vectorised(models[0], place):
         return None
     with preserved_random_state():
         feed = training_feed(trainer.data, trainer.settings, models[0], place, trainer.explicit)
@@ -177,7 +178,7 @@ def _groups(trainer: MemberTrainer, members: list[int], vectorised: bool | str) 
     if why is None:
         assert isinstance(feed, ExamplesFeed)
         return feed, group_size(models[0], feed)
-    if vectorised is True:
+    if vectorised:
         raise BadOption(f"vectorised=True, but {why}. Pass vectorised=False.")
     notice(f"the members are trained one after the other: {why}.")
     return None
