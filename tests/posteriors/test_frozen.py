@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.contract.posteriors import MAKE, NEW, generator, network
-from whence.errors import Notice
+from whence.errors import NotDefined, Notice
+from whence.functional import Runtime
 from whence.posteriors.dropout import dropout, sites
 from whence.posteriors.ensembles import ensemble
 from whence.posteriors.ensembles import posterior as ensembles
 
 
-def content(posterior: Any) -> dict[str, Any]:
-    """Identities of the fields, and of what lists and mappings among them hold."""
+def content(posterior: Any) -> dict[int, tuple[str, dict[Any, int]]]:
+    """Identities of everything inside a posterior, by object; what was learned while running is not of it."""
+    found: dict[int, tuple[str, dict[Any, int]]] = {}
 
-    def inside(value: Any) -> Any:
-        if isinstance(value, dict):
-            return id(value), {k: id(v) for k, v in value.items()}
-        return id(value), list(map(id, value)) if isinstance(value, (list, tuple)) else None
+    def walk(value: Any, path: str) -> None:
+        ours = type(value).__module__.startswith("whence.") and hasattr(value, "__dict__")
+        if id(value) in found or isinstance(value, (Runtime, nn.Module)):
+            return
+        if isinstance(value, dict) or ours:
+            inside = dict(value if isinstance(value, dict) else vars(value))
+        elif isinstance(value, (list, tuple)):
+            inside = dict(enumerate(value))
+        else:
+            return
+        found[id(value)] = path, {key: id(part) for key, part in inside.items()}
+        for key, part in inside.items():
+            walk(part, f"{path}.{key}")
 
-    return {name: inside(value) for name, value in vars(posterior).items()}
+    walk(posterior, type(posterior).__name__)
+    return found
 
 
-@pytest.mark.parametrize("name", ["variational", "swag", "dropout", "ensemble", "laplace ensemble", "hmc"])
+@pytest.mark.parametrize("name", list(MAKE))
 def test_asking_writes_nothing_into_a_posterior(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
@@ -37,6 +51,10 @@ def test_asking_writes_nothing_into_a_posterior(name: str) -> None:
         posterior.draw(2, generator=generator()).outputs(NEW)
         posterior.where(NEW)
         posterior.as_module(2, generator=generator())
+        posterior.summary(), posterior.fingerprint(), str(posterior), posterior.structures
+        for ask in ("prior_variance", "variance"):
+            with contextlib.suppress(NotDefined, AttributeError):
+                getattr(posterior, ask)()
     assert content(posterior) == before
 
 

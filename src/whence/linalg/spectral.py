@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence.engine.memory import remembered
 from whence.linalg.ratios import Ratio, Separable
 
 DRAWS = 8  # draws that are multiplied by a basis at a time on the CPU
@@ -33,10 +33,10 @@ class Spectral(ABC):
         moved = {f.name: _on_device(getattr(self, f.name), device) for f in fields(self)}  # type: ignore[arg-type]
         return replace(self, **moved)  # type: ignore[type-var]
 
-    @cached_property
+    @property
     def lowest(self) -> float:
         """The smallest of ``values``."""
-        return float(self.values.min())
+        return _lowest(self)
 
     @property
     @abstractmethod
@@ -88,7 +88,12 @@ class Spectral(ABC):
         """rows B diag(w) Bᵀ rowsᵀ for rows [..., K, *native] → [..., K, K]."""
 
 
-@dataclass(frozen=True)
+@remembered
+def _lowest(spectral: Spectral) -> float:
+    return float(spectral.values.min())
+
+
+@dataclass(frozen=True, eq=False)
 class DiagonalSpectral(Spectral):
     """B = D^{-1/2}."""
 
@@ -122,7 +127,7 @@ class DiagonalSpectral(Spectral):
         return (rows * self.weights(w, at_zero)[0]) @ rows.mT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseSpectral(Spectral):
     """B stored as [P, P]."""
 
@@ -154,7 +159,7 @@ class DenseSpectral(Spectral):
         return (rotated * w) @ rotated.mT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KroneckerSpectral(Spectral):
     """B = B_G ⊗ B_A, once for each of E pairs; λ is λ_G λ_Aᵀ, or EKFAC's own table.
 
@@ -212,7 +217,7 @@ class KroneckerSpectral(Spectral):
         return (rotated * w).flatten(-3) @ rotated.flatten(-3).mT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRankSpectral(Spectral):
     """R leading eigenpairs of D^{-1/2} H D^{-1/2}; all other eigenvalues are zero."""
 

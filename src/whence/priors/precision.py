@@ -7,12 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence.engine.memory import remembered
 from whence.errors import BadOption
 from whence.linalg.ratios import PerWeight, Ratio
 from whence.recording.blocks import Block, Param
@@ -69,14 +69,10 @@ class PriorPrecision(ABC):
 
     def of(self, blocks: Sequence[Block], keep: Tensor | None = None) -> BlockPrior:
         """The prior of blocks that share a structure; ``keep`` selects entries of their concatenated vector."""
-        key = (tuple(b.name for b in blocks), keep is None)
-        if key not in self._known:
-            self._known[key] = self._joined(blocks, keep)
-        return self._known[key]
-
-    @cached_property
-    def _known(self) -> dict[Any, BlockPrior]:
-        return {}
+        key, known = (tuple(b.name for b in blocks), keep is None), _joined_before(self)
+        if key not in known:
+            known[key] = self._joined(blocks, keep)
+        return known[key]
 
     def flat(self, params: Sequence[Param]) -> Tensor:
         """Precision of every weight, [P], float64."""
@@ -100,7 +96,13 @@ class PriorPrecision(ABC):
         return None
 
 
-@dataclass(frozen=True)
+@remembered
+def _joined_before(prior: PriorPrecision) -> dict[Any, BlockPrior]:
+    """Priors of blocks that were asked for, by the names of the blocks."""
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
 class ByParameter(PriorPrecision):
     """Precisions given by parameter."""
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.curvature.signals import Signal, Signals, kernel_of
+from whence.engine.memory import remembered
 from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.linalg.ratios import PerWeight, Ratio, Separable
@@ -54,7 +54,7 @@ class Relative:
 RELATIVE = Relative()  # the default
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RelativePrecision(PriorPrecision):
     """Precision τ D of each block, with D from the trained weights and the sums over the data."""
 
@@ -69,13 +69,10 @@ class RelativePrecision(PriorPrecision):
         return {name: value for block in self.blocks for name, value in self._of_block(block).items()}
 
     def flat(self, params: Sequence[Param]) -> Tensor:
-        blocks = {self._block_of[p.name].name: self._block_of[p.name] for p in params}
+        block_of = _block_of(self)
+        blocks = {block_of[p.name].name: block_of[p.name] for p in params}
         known = {name: value for block in blocks.values() for name, value in self._of_block(block).items()}
         return torch.cat([known[p.name].reshape(-1) for p in params])
-
-    @cached_property
-    def _block_of(self) -> dict[str, Block]:
-        return {p.name: block for block in self.blocks for p in block.params}
 
     def _of_block(self, block: Block) -> dict[str, Tensor]:
         return block.scatter(self._flat(block) * self.taus[block.name])
@@ -125,6 +122,12 @@ class RelativePrecision(PriorPrecision):
     def describe(self) -> str:
         low, high = min(self.taus.values()), max(self.taus.values())
         return f"Relative(τ = {low:.4g})" if low == high else f"Relative(τ = {low:.3g} … {high:.3g} by layer)"
+
+
+@remembered
+def _block_of(prior: RelativePrecision) -> dict[str, Block]:
+    """By parameter."""
+    return {p.name: block for block in prior.blocks for p in block.params}
 
 
 def relative_precision(
