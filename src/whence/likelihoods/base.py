@@ -15,7 +15,14 @@ FEW = 8  # examples that a likelihood's values are compared at
 
 
 class Likelihood(ABC):
-    """How targets arise from outputs. Subclass it, or use :class:`Custom`, for your own."""
+    """How targets arise from outputs. Subclass it, or use :class:`Custom`, for your own.
+
+    The fit, the evidence and tuning use your own ``elements``. ``task`` says what the outputs mean, and so how
+    predictions, metrics and audits of your own class read them: ``"classification"`` as logits of a softmax,
+    ``"binary"`` as logits of independent labels, ``"count"`` as logarithms of Poisson rates; otherwise the prediction
+    is that of the raw outputs, with their variance and without noise. Declare ``"count"`` only where the noise is
+    Poisson's: the intervals of overdispersed counts (negative binomial, zero-inflated) would be too narrow.
+    """
 
     task: Task = "outputs"
     uniforms: int | None = None  # uniform numbers that a draw takes at each position; None: one for each output

@@ -17,6 +17,9 @@ class Custom(Likelihood):
 
     Λ is the Hessian of ``nll`` in the outputs, by automatic differentiation. Where it is indefinite, pass
     ``sample(outputs, generator) -> targets``: the Fisher is then estimated from ``draws`` of it.
+
+    Predictions are of the raw outputs. If these are logits or log rates, say so by ``task`` in a subclass
+    (:class:`Likelihood`).
     """
 
     from_functions = True

@@ -157,7 +157,11 @@ def _covariance(moved: Tensor) -> Tensor:
 
 
 class Probes(Option):
-    """Whether outputs are differentiated one by one, where no number of random columns or directions is given."""
+    """What ``probes=`` says where it is no number: whether all outputs are differentiated.
+
+    A number is of random columns in output space, which go backward, in ``where`` and ``novelty``; and of random
+    directions in weight space, which go forward, in ``predict``.
+    """
 
     AUTO = "auto"
     EXACT = "exact"

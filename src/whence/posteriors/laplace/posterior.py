@@ -228,8 +228,8 @@ class Laplace(WeightPosterior[P_co]):
         ``"linearised"`` (default for outputs [N, C]) pushes the Gaussian through the network's Jacobian and is
         a deterministic function of ``x``: the Monte Carlo link takes ``num_samples`` (256) fixed quasi-random
         points, or random ones if a ``generator`` is passed. For dense outputs, and where differentiating all outputs
-        takes too long, it takes ``num_samples`` (64) draws of the linearised network; ``probes`` is ``"exact"`` or a
-        number of directions. ``"sampled"`` (default for dense outputs) averages ``num_samples`` (100) weight draws.
+        takes too long, it takes ``num_samples`` (64) draws of the linearised network; ``probes`` is ``"exact"`` or half
+        that number: directions in weight space. ``"sampled"`` (default for dense outputs) averages weight draws (100).
         """
         from whence.posteriors.laplace.tuning import say_if_untuned
 
@@ -274,8 +274,8 @@ class Laplace(WeightPosterior[P_co]):
         """Where the uncertainty is: tables of layers, units and weights, with shares for these inputs if given.
 
         ``measure="information"`` shares out ½ tr(Λ V), the mutual information to second order, instead of tr V.
-        ``probes``: random columns that stand in for the outputs of each input, with standard errors; ``"auto"`` is
-        exact unless that takes too long. ``at`` selects targets by index or boolean mask, such as one pixel of a map.
+        ``probes``: random columns in output space, instead of all outputs of an input, with standard errors; ``"auto"``
+        is exact unless that takes too long. ``at`` selects targets by index or boolean mask, such as a pixel of a map.
         """
         from whence.where.where import where_laplace
 
