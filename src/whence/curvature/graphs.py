@@ -73,7 +73,7 @@ class BatchGraphs:
         key = _key(examples)
         mode = self.policy.mode(key)
         if mode is Mode.TIMED:
-            self.policy.timed(partial(self.sweep.add_eagerly, examples), examples.rows.device)
+            self.policy.timed(partial(self.sweep.add, examples, eagerly=True), examples.rows.device)
         elif mode is Mode.CAPTURE:
             self.policy.ready[key] = self._captured(examples)
         elif mode is Mode.REPLAY:
@@ -86,7 +86,7 @@ class BatchGraphs:
         """Capture a graph for this shape and sum the examples: with the graph if it matches eager execution."""
         sums, host, record = self._sums(), self._host(), self.sweep.record
         before, host_before, size = none_if_out_of_memory(partial(copies, sums)), copies(host), record.size
-        self.sweep.add_eagerly(examples)
+        self.sweep.add(examples, eagerly=True)
         after, host_after, size_after = none_if_out_of_memory(partial(copies, sums)), copies(host), record.size
         if before is None or after is None:  # not enough memory for the check
             release(examples.rows.device)

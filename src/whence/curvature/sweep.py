@@ -120,13 +120,10 @@ class Sweep:
     def every_sum(self) -> list[InputSums]:
         return [*self.sums, *self.signals]
 
-    def add(self, examples: Examples) -> None:
+    def add(self, examples: Examples, eagerly: bool = False) -> None:
         """Add some examples, with a CUDA graph where that pays off."""
-        if self.graphs is None or not self.graphs.add(examples):
-            self.add_eagerly(examples)
-
-    def add_eagerly(self, examples: Examples) -> None:
-        add_in_parts(examples, self.add_once, self.limits, self._too_large)
+        if eagerly or self.graphs is None or not self.graphs.add(examples):
+            add_in_parts(examples, self.add_once, self.limits, self._too_large)
 
     def add_once(self, examples: Examples) -> None:
         """Add some examples in one piece: one forward pass, then inputs and root columns to every sum."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -207,9 +207,14 @@ def in_parts_that_fit(
             waiting += reversed(split(part, limits.examples))
             continue
         limits.under_way = 0
-        done: list[Any] = []
-        if none_if_out_of_memory(lambda part=part, done=done: done.append(compute(part)) or True):  # type: ignore[misc, func-returns-value]
-            yield done[0]
+        done: list[R] = []
+        try:
+            done.append(compute(part))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        if done:
+            yield done.pop()
             continue
         release(device)
         if not limits.halve(size(part)):
