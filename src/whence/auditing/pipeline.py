@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whence.auditing.comparison import comparison
 from whence.auditing.context import Context
-from whence.auditing.data import Examples, check_targets, read_examples, try_out
+from whence.auditing.data import check_targets, read_examples, try_out
 from whence.auditing.deferral import deferral
+from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
 from whence.auditing.profile import profile
@@ -25,24 +25,16 @@ from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
 from whence.auditing.verdict import Found, verdict
 from whence.auditing.weight_maps import weight_maps
-from whence.engine.batches import tensors_in
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadData, BadOption, Notice, WhenceError, one_of
-from whence.functional import Network
-from whence.likelihoods import Likelihood, LikelihoodName, resolve
+from whence.errors import BadOption, Notice, WhenceError, one_of
+from whence.likelihoods import Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
-from whence.posteriors.base import Posterior, is_posterior
-from whence.posteriors.laplace.front import laplace
-from whence.posteriors.laplace.posterior import Laplace
-from whence.priors import RELATIVE
+from whence.posteriors.base import Posterior
 from whence.report.record import audit as record
 from whence.report.record.convert import tidied
 
 LikelihoodOrName = Likelihood | LikelihoodName
-StructureName = Literal["full", "block", "kron", "ekfac", "diag", "lowrank"]
-CurvatureName = Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"]
-Sets = Mapping[str, Examples | None]
 NAMED = 4  # layers or parameters that a sentence names
 
 SECTIONS: dict[str, Callable[[Context], Any]] = {
@@ -132,7 +124,7 @@ def audit(
                 "ood": read_examples(ood, "ood", examples, targets=False),
             }
         bars = progress and on_step is None
-        fit = _Fit(structure, curvature, layers, prior_precision, tune, seed, device, execution, bars)
+        fit = FitOptions(structure, curvature, layers, prior_precision, tune, seed, device, execution, bars)
         posterior = fit.posterior(model, train, likelihood, sets, log)
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
@@ -192,110 +184,6 @@ def _outputs(posterior: Posterior, sets: Sets) -> int:
     if shape is None and examples is not None:
         shape = tuple(try_out(posterior.snapshots[0], examples.inputs, examples.name).shape[1:])
     return shape[0] if shape else 1
-
-
-# The posterior
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Options for fitting and tuning the posterior."""
-
-    structure: StructureName
-    curvature: CurvatureName
-    layers: Any
-    prior_precision: Any
-    tune: bool
-    seed: int
-    device: Any
-    execution: Execution | None
-    progress: bool
-
-    def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Posterior:
-        """The given posterior or a new one, tuned if there is validation data and it was not yet."""
-        if is_posterior(model):
-            self._check_given(model, likelihood)
-            found: Posterior = model if self.device is None else model.to(self.device)
-            _check_sets(found.snapshots[0], sets, found.probe)
-            with log.step("fit"):
-                pass
-        else:
-            found = self._fitted(model, train, likelihood, sets, log)
-        return self._tuned(found.as_laplace("tuning"), sets["validation"], log) if found.has_curvature else found
-
-    def _check_given(self, posterior: Posterior, likelihood: Any) -> None:
-        """Refuse options that a given posterior already determines."""
-        asked = {
-            "structure": self.structure != "kron",
-            "curvature": self.curvature != "auto",
-            "layers": self.layers is not None,
-            "execution": self.execution is not None,
-            "prior_precision": self.prior_precision is not None,
-            "likelihood": likelihood is not None and resolve(likelihood)[0] != posterior.likelihood,
-        }
-        if any(asked.values()):
-            names = " and ".join(f"{name}=" for name, given in asked.items() if given)
-            raise BadOption(f"{names}: a posterior was given, which has its own. Pass the network to fit another one.")
-
-    def _fitted(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Laplace:
-        if not isinstance(model, nn.Module):
-            raise BadOption(f"the model is a {type(model).__name__}; pass a torch.nn.Module, or a posterior.")
-        if train is None:
-            raise BadOption("train= is needed to fit a posterior: the data that the network was trained on.")
-        if likelihood is None:
-            raise BadOption("likelihood= is needed: 'classification', 'binary', 'regression', or a whence.Likelihood.")
-        network = Network.snapshot(model)
-        network = network if self.device is None else network.to(self.device)
-        data = network.read(train, "train")
-        data.require_passes(2, "an audit")
-        first = next(iter(data))
-        try_out(network, first.inputs, "train")
-        _check_sets(network, sets, (first.inputs, first.targets))
-        del network
-        with log.step("fit"):
-            return laplace(
-                model,
-                train,
-                likelihood=likelihood,
-                structure=self.structure,
-                curvature=self.curvature,
-                layers=self.layers,
-                prior_precision=RELATIVE if self.prior_precision is None else self.prior_precision,
-                device=self.device,
-                execution=self.execution,
-                generator=torch.Generator().manual_seed(self.seed),
-                progress=self.progress,
-            )
-
-    def _tuned(self, posterior: Laplace, validation: Examples | None, log: Progress) -> Laplace:
-        given = validation is not None and validation.targets is not None
-        if validation is None or not given or not self.tune:
-            if posterior.tuning is None:
-                reason = "it was not requested" if given else "no validation data were given"
-                log.leave_out("tuning", f"{reason}; the prior precision is unchanged.")
-            return posterior
-        with log.step("tune"):
-            if posterior.tuning is not None:
-                return posterior
-            method = posterior.default_method  # the reference of novelty comes with the prediction of these data
-            return posterior.tune(validation.pair, method=method, reference=False, progress=self.progress)
-
-
-def _check_sets(network: Network, sets: Sets, probe: Any) -> None:
-    """Run one example of every set through the network before the long work starts."""
-    seen = "" if probe is None else ", ".join(str(list(t.shape[1:])) for t in tensors_in(probe[0]))
-    for name, found in sets.items():
-        if found is not None:
-            if probe is not None and isinstance(found.inputs, Tensor) != isinstance(probe[0], Tensor):
-                raise BadData(
-                    f"{name}: its inputs are {_form(found.inputs)}, those of the training data {_form(probe[0])}. A "
-                    "pair is always (inputs, targets): pass several inputs as a tuple of their own, ((a, b), targets)."
-                )
-            try_out(network, found.inputs, name, f"of shape {seen} each" if seen else "")
-
-
-def _form(inputs: Any) -> str:
-    return "one tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__} of {len(inputs)}"
 
 
 # The record
