@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tqdm import tqdm
-
 from whence.engine.batches import Batch, Data, size_of
 from whence.engine.distributed_data import Part
+from whence.engine.progress import progress_bar
 from whence.engine.stages import FitCheckpoint, RunningSums, reorders
 from whence.errors import BadData
 
@@ -84,7 +83,7 @@ class Passes:
         length = self.data.length()
         total = None if length is None else length * count
         offset = 0
-        with tqdm(total=total, desc=label, unit="batch", delay=3, leave=False, disable=not progress) as bar:
+        with progress_bar(total=total, label=label, unit="batch", shown=progress) as bar:
             for _ in range(count):
                 seen = 0
                 for batch in self.once():

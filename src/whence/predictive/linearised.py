@@ -22,6 +22,7 @@ from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take, tensors_in
 from whence.engine.graphs import FEW_CALLS, WARM, Replayed
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, readable, sizes
+from whence.engine.progress import over_inputs
 from whence.errors import NotDefined, TooLarge
 from whence.linalg.dense import widened
 from whence.linalg.gaussian import BlockGaussian
@@ -51,12 +52,21 @@ class Moments:
 
 
 def pieces(
-    posterior: GaussianWeights, x: Any, diagonal: bool = False, columns: ColumnCount | None = None
+    posterior: GaussianWeights,
+    x: Any,
+    diagonal: bool = False,
+    columns: ColumnCount | None = None,
+    label: str | None = "predict",
 ) -> Iterator[Inputs]:
-    """The inputs in pieces whose gradients fit the memory budget.
+    """The inputs in pieces whose gradients fit the memory budget; with a ``label`` and a bar if it takes long.
 
     ``columns`` says how many are sent backward for the outputs of one input; by default one for each output.
     """
+    found = _pieces(posterior, x, diagonal, columns)
+    return found if label is None else over_inputs(found, x, label)
+
+
+def _pieces(posterior: GaussianWeights, x: Any, diagonal: bool, columns: ColumnCount | None) -> Iterator[Inputs]:
     plan, all_there = posterior.plan, is_inputs(x)
     step: int | None = None
     for piece in plan.network.pieces(x, 2**31):

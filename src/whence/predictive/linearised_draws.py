@@ -19,6 +19,7 @@ from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.engine.options import Option
+from whence.engine.progress import over_inputs
 from whence.errors import BadOption, EmptyData, NotDefined, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
@@ -67,7 +68,7 @@ class LinearisedDraws(FunctionDraws):
         """f*(x) [N, …] and J(x) z [S, N, …] of some inputs at a time, as many as fit into memory."""
         step: int | None = None
         limits = ChunkLimits()
-        for piece in self.network.pieces(x, BATCH):
+        for piece in over_inputs(self.network.pieces(x, BATCH), x, "predict"):
             if step is None:
                 one = self.network(take(piece, slice(0, 1)))
                 each = one.numel() * one.element_size() * len(self) * ROOM

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from whence.engine.batches import Inputs, check_finite, cut, joined, size_of, take
 from whence.engine.contexts import fused_attention_off
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.engine.progress import over_inputs
 from whence.errors import is_out_of_memory
 from whence.functional import Network
 from whence.likelihoods import Likelihood
@@ -77,7 +78,8 @@ class WeightDraws(FunctionDraws):
         """Raw outputs of every draw, [S, N, …]."""
         limits = ChunkLimits()
         with fused_attention_off:
-            found = (part for piece in self._pieces(x) for part in self._in_parts(piece, limits))
+            pieces = over_inputs(self._pieces(x), x, "predict")
+            found = (part for piece in pieces for part in self._in_parts(piece, limits))
             outputs = widened(joined(found, dim=1))
         limits.notify("the prediction", "draw")
         return outputs

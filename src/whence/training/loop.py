@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from whence.engine.batches import Inputs
 from whence.engine.checks import DeferredChecks
+from whence.engine.progress import progress_bar
 from whence.engine.randomness import derived_seed, seeded
 from whence.training.schedules import Schedule
 from whence.training.step import ForwardBackward, LossValues
@@ -147,7 +147,7 @@ def run(
     started = time.perf_counter() - done.seconds
     gradients = ForwardBackward(trainable.loss, optimiser, trainable.device, plan.capture)
     epochs = range(len(done.records), plan.epochs)
-    bar = tqdm(epochs, desc=trainable.label, unit="epoch", leave=False, disable=not progress)
+    bar = progress_bar(epochs, label=trainable.label, unit="epoch", shown=progress, delay=0)
     with trainable.context(), bar:
         for epoch in bar:
             if done.stale(plan.patience):

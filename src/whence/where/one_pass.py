@@ -123,7 +123,7 @@ class ColumnPass:
                 columns = self.question.columns(posterior.likelihood, outputs, done)
             return size, compute(widened(outputs), recording.differentiate(columns), done)
 
-        for piece in linearised.pieces(posterior, x, columns=self._decide):
+        for piece in linearised.pieces(posterior, x, columns=self._decide, label=self.what.removesuffix("()")):
             for size, found in linearised.fitting(posterior, one, piece, self.what):
                 done += size
                 yield found

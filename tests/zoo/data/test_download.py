@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from tests.zoo.data import make
 from whence.errors import BadFile
@@ -119,12 +120,12 @@ def test_nothing_listens(tmp_path: Path) -> None:
 def test_interruption_leaves_nothing(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    class Interrupting(downloads.tqdm):  # type: ignore[misc, name-defined]
+    class Interrupting(tqdm):
         def update(self, n: int = 1) -> None:
             seen.extend(tmp_path.iterdir())
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(downloads, "tqdm", Interrupting)
+    monkeypatch.setattr(downloads, "progress_bar", lambda **_: Interrupting(disable=True))
     with pytest.raises(KeyboardInterrupt):
         fetch(file_of(site.give("/a.bin", CONTENT)), tmp_path / "a.bin", progress=False)
     assert len(seen) == 1 and seen[0].name.endswith(".part")
@@ -136,13 +137,13 @@ def test_two_at_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     meet = threading.Barrier(2, timeout=10)
     parts: set[str] = set()
 
-    class Meeting(downloads.tqdm):  # type: ignore[misc, name-defined]
+    class Meeting(tqdm):
         def update(self, n: int = 1) -> None:
             meet.wait()
             parts.update(path.name for path in tmp_path.iterdir() if path.suffix == ".part")
             meet.wait()
 
-    monkeypatch.setattr(downloads, "tqdm", Meeting)
+    monkeypatch.setattr(downloads, "progress_bar", lambda **_: Meeting(disable=True))
     file, failures = file_of(site.give("/a.bin", CONTENT)), []
 
     def get() -> None:
@@ -170,7 +171,10 @@ def test_checksum_of_the_uncompressed_content(site: Site, tmp_path: Path) -> Non
     assert not (tmp_path / "b.gz").exists()
 
 
-def test_progress_is_shown(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whence.engine.progress.watched", lambda: True)
     fetch(file_of(site.give("/a.bin", CONTENT)), tmp_path / "a.bin", progress=True)
     assert "a.bin" in capsys.readouterr().err
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 from torch.distributions import Poisson as PoissonDistribution
-from tqdm import tqdm
 
 from whence.engine.batches import Data
+from whence.engine.progress import progress_bar
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, one_of
 from whence.extras.pruning.masks import CRITERIA, By, PruningPlan, check_fraction
@@ -106,7 +106,7 @@ def prune_curve(
     parameters = sum(p.numel() for p in posterior.network.params.values())
     rows: list[PruneRow] = []
     unpruned: dict[str, Any] | None = None  # scores of the network with all its weights
-    with tqdm(total=total, desc="prune", unit="network", delay=3, leave=False, disable=not progress) as bar:
+    with progress_bar(total=total, label="prune", unit="network", shown=progress) as bar:
         for criterion in criteria:
             ranking = plan.rank(criterion, per_layer, seed)
             for fraction in asked:

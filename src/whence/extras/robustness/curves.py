@@ -11,9 +11,9 @@ from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from whence.engine.batches import from_numpy, is_pair
+from whence.engine.progress import progress_bar
 from whence.errors import BadData, BadOption, NotDefined, fraction, one_of, whole_number
 from whence.extras.robustness.attacks import Attack, AttackOptions, classes_of, one_tensor, placed, step_size
 from whence.extras.robustness.averaged import Averaged
@@ -240,7 +240,7 @@ def _over(
     excluded, predictor = 0, attack.predictor
     total, batches = _batches(attack, data)
     steps = None if total is None else total * rows
-    with tqdm(total=steps, desc="attack", unit="step", delay=3, leave=False, disable=not progress) as bar:
+    with progress_bar(total=steps, label="attack", unit="step", shown=progress) as bar:
         for index, (x, labels) in enumerate(batches):
             x = placed(x, attack.network)
             if labels is not None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from whence.engine.checkpoint import MEMBER, CheckpointFile
 from whence.engine.files import require_folder, write_text
+from whence.engine.progress import progress_bar
 from whence.engine.ranks import Ranks
 from whence.errors import BadFile, BadOption, WhenceError
 from whence.functional import load_tensors, tensors_of, weights_hash
@@ -40,7 +40,7 @@ def train_in_processes(
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // processes)
     waiting, running = list(members), dict[int, Any]()
-    bar = tqdm(total=len(members), desc="members", disable=not progress, leave=False)
+    bar = progress_bar(total=len(members), label="members", unit="network", shown=progress, delay=0)
     try:
         while waiting or running:
             while waiting and len(running) < processes:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from whence.engine.checkpoint import CheckpointFile
 from whence.engine.options import Option
+from whence.engine.progress import progress_bar
 from whence.posteriors.hmc.adaptation import Warmup, reasonable_step
 from whence.posteriors.hmc.kernels import (
     ChainGenerators,
@@ -115,7 +115,7 @@ class Chains:
         if file is not None:
             self._resume(file, identity)
         written = time.monotonic()
-        with tqdm(total=self.total, initial=self.done, desc="hmc", delay=3, leave=False, disable=not progress) as bar:
+        with progress_bar(total=self.total, initial=self.done, label="hmc", unit="step", shown=progress) as bar:
             while self.done < self.total:
                 self.advance()
                 bar.update()

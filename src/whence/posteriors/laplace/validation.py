@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from tqdm import tqdm
 
 from whence.engine.batches import Batch, Data, Inputs, counted_examples
 from whence.engine.memory import sizes
+from whence.engine.progress import progress_bar
 from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
@@ -182,7 +182,7 @@ class Validation:
     def _projected(self, posterior: Laplace) -> Iterator[ProjectedExamples]:
         for batch in self.batches(posterior.likelihood):
             targets = batch.targets
-            for inputs in linearised.pieces(posterior, one(batch.inputs)):
+            for inputs in linearised.pieces(posterior, one(batch.inputs), label=None):
                 found = linearised.fitting(posterior, lambda x: projected(posterior, x), inputs, "tuning")
                 for mean, projections in found:
                     yield ProjectedExamples(mean, projections, targets[: len(mean)], batch.index)
@@ -190,8 +190,8 @@ class Validation:
 
     def batches(self, likelihood: Likelihood) -> Iterator[Batch]:
         """One pass over the examples with valid targets, with a progress bar if it takes long."""
-        total, hidden, found = self.data.length(), not self.progress, False
-        for batch in tqdm(self.data, "tuning", total, unit="batch", delay=3, leave=False, disable=hidden):
+        total, found = self.data.length(), False
+        for batch in progress_bar(self.data, label="tuning", total=total, unit="batch", shown=self.progress):
             counted, rows = counted_examples(batch, likelihood.counts)
             if len(rows):
                 found = True

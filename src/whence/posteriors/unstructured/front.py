@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from whence.curvature.options import CurvatureKind
 from whence.curvature.products import Products, Vector
+from whence.engine.progress import progress_bar
 from whence.engine.randomness import derived_seed, seed_from
 from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
 from whence.functional import refuse_batch_statistics
@@ -46,7 +46,7 @@ def unstructured(
     one_of(preconditioner, PRECONDITIONERS, "preconditioner")
     products = products_of(posterior, data)
     start = time.perf_counter()
-    with tqdm(total=None, desc="draws", unit="product", delay=3, leave=False, disable=not progress) as bar:
+    with progress_bar(label="draws", unit="product", shown=progress) as bar:
 
         def report(done: int, residual: float) -> None:
             bar.update(done - bar.n)

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tqdm import tqdm
-
 from whence._version import __version__
 from whence.engine.files import replacing
+from whence.engine.progress import progress_bar
 from whence.errors import BadFile
 from whence.zoo.data.description import Description, File
 from whence.zoo.data.readers import AGAIN, BROKEN, check_digest, first_line
@@ -276,7 +275,9 @@ def _copy(url: str, out: BinaryIO, progress: bool) -> str:
         length = answer.headers.get("Content-Length")
         total = int(length) if length and length.isdigit() else None
         done = 0
-        with tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1], disable=not progress) as bar:
+        with progress_bar(
+            total=total, unit="B", unit_scale=True, label=url.rsplit("/", 1)[-1], shown=progress, delay=0
+        ) as bar:
             while piece := answer.read(PIECE):
                 out.write(piece)
                 digest.update(piece)
