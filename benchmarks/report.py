@@ -108,12 +108,12 @@ def save(results: dict[str, Any], folder: Path) -> None:
     """JSON and Markdown; written aside first, so that a run that is cut leaves whole files."""
     folder.mkdir(parents=True, exist_ok=True)
     results = results | {"bars": [bar.to_dict() for bar in bars(results)]}
-    _write(folder / f"{results['device']}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    write(folder / f"{results['device']}.json", json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     title = "# whence beside its peers\n\nSee [docs/benchmarks.md](../../docs/benchmarks.md) for what is measured.\n\n"
-    _write(folder / f"{results['device']}.md", title + markdown(results))
+    write(folder / f"{results['device']}.md", title + markdown(results))
 
 
-def _write(path: Path, content: str) -> None:
+def write(path: Path, content: str) -> None:
     aside = path.with_suffix(path.suffix + ".part")
     aside.write_text(content)
     os.replace(aside, path)
@@ -133,7 +133,7 @@ def fill_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
             content = between(content, device, markdown(results))
         if profiled:
             content = between(content, f"profile_{device}", profile.markdown(profiled))
-    _write(page, content)
+    write(page, content)
 
 
 def between(content: str, device: str, filling: str) -> str:

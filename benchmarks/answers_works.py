@@ -1,0 +1,251 @@
+"""What is asked of a network at its real size, and how it is measured beside the plain network in the same process."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import whence
+from benchmarks.answers_networks import Subject
+from benchmarks.contenders import Stopwatch
+from benchmarks.machine import CudaPeak, Others, Peak
+from benchmarks.worker import BASE_ENOUGH, BASE_REPEATS, LONG, error_line, timed
+
+REPEATS, ENOUGH = 3, 3.0  # as many repeats as fit into this many seconds, unless the first took LONG
+Row = dict[str, Any]
+
+
+class Seconds(NamedTuple):
+    """``processor`` is of this process alone: on a machine that others use, its ratios are the steadier ones."""
+
+    wall: float
+    processor: float
+
+
+def clocked(work: Callable[[], Any]) -> tuple[Seconds, Any]:
+    processor = time.process_time()
+    wall, value = timed(work)
+    return Seconds(wall, time.process_time() - processor), value
+
+
+def median_of(work: Callable[[], Any], repeats: int, enough: float) -> Seconds:
+    """After a first one; of the only one if it was long."""
+    return middle(repeats_of(work, clocked(work)[0], repeats, enough))
+
+
+def repeats_of(work: Callable[[], Any], first: Seconds, repeats: int, enough: float) -> list[Seconds]:
+    runs = [first] if first.wall > LONG else []
+    while not runs or (first.wall <= LONG and len(runs) < repeats and sum(run.wall for run in runs) < enough):
+        runs.append(clocked(work)[0])
+    return runs
+
+
+def middle(runs: list[Seconds]) -> Seconds:
+    return Seconds(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+@dataclass
+class Job:
+    """``prepare`` is not timed and gives the work; ``inputs`` and ``batch`` are what it is given."""
+
+    prepare: Callable[[], Callable[[], Any]]
+    inputs: int
+    batch: int
+    note: Callable[[Any], Row] | None = None  # numbers read from the result
+
+
+class Asked:
+    """A network, its posterior (fitted when first needed) and the times of the plain network."""
+
+    def __init__(self, subject: Subject, limits: Row | None = None) -> None:
+        limits = limits or {}
+        self.subject, sizes = subject, subject.sizes
+        self.inputs = limits.get("inputs") or sizes.inputs
+        self.held_out = limits.get("held_out") or sizes.held_out
+        self.examples = limits.get("examples") or sizes.fit
+        self.predictions: dict[int, float] = {}  # seconds by number of inputs
+
+    @cached_property
+    def posterior(self) -> Any:
+        return self.fitted()
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self.subject.data(self.inputs, 2)[0]
+
+    @cached_property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        return self.subject.data(self.held_out, 3)
+
+    @cached_property
+    def data(self) -> Any:
+        return self.subject.batches(self.examples)
+
+    def fitted(self, **options: Any) -> Any:
+        return whence.laplace(
+            self.subject.model,
+            self.data,
+            likelihood=self.subject.likelihood,
+            curvature="mc",
+            generator=torch.Generator().manual_seed(0),
+            progress=False,
+            **options,
+        )
+
+    # The plain network, and a prediction, of as many inputs
+
+    def plain(self, work: str, count: int) -> Seconds:
+        """A training epoch or a forward pass, as the work is measured in."""
+        if work in EPOCHS:
+            batches = self.subject.batches(count)
+            return median_of(lambda: self.subject.epoch(batches), BASE_REPEATS, BASE_ENOUGH)
+        x = self.subject.data(count, 2)[0]
+        return median_of(lambda: self.subject.forward(x), BASE_REPEATS, BASE_ENOUGH)
+
+    def prediction(self, count: int) -> float:
+        """Of the first inputs; measured once, by the work ``predict`` if it has the same number."""
+        if count not in self.predictions:
+            x = self.subject.data(count, 2)[0]
+            found = median_of(lambda: answer(self.posterior.predict(x)), REPEATS, ENOUGH)
+            self.predictions[count] = found.wall
+        return self.predictions[count]
+
+    # The works
+
+    def fit(self) -> Job:
+        return Job(lambda: self.fitted, self.examples, self.subject.sizes.batch, fit_note)
+
+    def tune(self) -> Job:
+        def prepare() -> Callable[[], Any]:
+            posterior, held = self.posterior, self.validation
+            return lambda: posterior.tune(held, progress=False)
+
+        return Job(prepare, self.held_out, self.held_out)
+
+    def predict(self) -> Job:
+        return self._of_posterior(lambda posterior, x: answer(posterior.predict(x)))
+
+    def where(self) -> Job:
+        return self._of_posterior(lambda posterior, x: posterior.where(x), shares_note)
+
+    def novelty(self) -> Job:
+        """Of the inputs alone; the reference is made before."""
+
+        def prepare() -> Callable[[], Any]:
+            reference = whence.reference_of(self.posterior, self.validation[0])
+            return lambda: whence.novelty(self.posterior, self.x, reference=reference).score
+
+        return Job(prepare, self.inputs, self.inputs)
+
+    def audit(self, **options: Any) -> Job:
+        train, *counts = self.subject.sizes.audit
+
+        def prepare() -> Callable[[], Any]:
+            data = self.subject.batches(train)
+            validation, test = (self.subject.data(n, seed) for n, seed in zip(counts[:2], (3, 4), strict=True))
+            novel = self.subject.data(counts[2], 5, novel=True)[0]
+            return lambda: whence.audit(
+                self.subject.model,
+                data,
+                likelihood=self.subject.likelihood,
+                validation=validation,
+                test=test,
+                ood=novel,
+                progress=False,
+                **options,
+            )
+
+        return Job(prepare, train, self.subject.sizes.batch, audit_note)
+
+    def audit_quick(self) -> Job:
+        return self.audit(quick=True)
+
+    def _of_posterior(self, work: Callable[[Any, Tensor], Any], note: Any = None) -> Job:
+        def prepare() -> Callable[[], Any]:
+            posterior, x = self.posterior, self.x
+            return lambda: work(posterior, x)
+
+        return Job(prepare, self.inputs, self.inputs, note)
+
+
+def answer(prediction: Any) -> Tensor:
+    """What users read first; the rest of a prediction is computed when asked for."""
+    return prediction.probs
+
+
+# What is read from results
+
+
+def fit_note(posterior: Any) -> Row:
+    return {key: posterior.curvature.seconds[key] for key in ("curvature", "decomposition")}
+
+
+def shares_note(where: Any) -> Row:
+    """The largest standard error beside its share, of layers with at least a hundredth of the variance."""
+    rows = [row for row in where.layers if (row.variance_share or 0.0) >= 0.01]
+    errors = [row.variance_share_error / row.variance_share for row in rows if row.variance_share_error is not None]
+    return {"standard_error": max(errors)} if errors else {}
+
+
+def audit_note(audit: Any) -> Row:
+    run = audit.results.run
+    return {"steps": dict(run.seconds), "left_out": {one.what: one.why[:120] for one in run.left_out}}
+
+
+WORKS = ("fit", "tune", "predict", "where", "novelty", "audit", "audit_quick")
+NEED_POSTERIOR = ("tune", "predict", "where", "novelty")
+EPOCHS = ("fit", "audit", "audit_quick")  # measured in training epochs, the others in forward passes
+PREDICTIONS = ("tune", "where", "novelty")  # and in predictions of the same inputs
+
+
+def rows(asked: Asked, works: list[str]) -> Iterator[Row]:
+    """One row for each work as it comes; ``{"began": work}`` before the clock runs."""
+    for work in works:
+        yield {"began": f"{work}, preparing"}
+        try:
+            job: Job = getattr(asked, work)()
+            run = job.prepare()
+            yield {"began": work}
+            yield {"work": work, "contender": "whence"} | measured(asked, work, job, run)
+        except Exception as error:
+            yield {"work": work, "contender": "whence", "error": error_line(error)}
+        gc.collect()
+
+
+def measured(asked: Asked, work: str, job: Job, run: Callable[[], Any]) -> Row:
+    """Seconds and memory of a work, and those of the plain network on the same inputs, before and after."""
+    cuda, others = asked.subject.device.startswith("cuda"), Others()
+    before = asked.plain(work, job.inputs)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        peak = CudaPeak() if cuda else Peak()
+        first, value = clocked(run)
+        memory = peak.megabytes()
+    found = job.note(value) if job.note is not None else {}
+    del value
+    runs = repeats_of(run, first, REPEATS, ENOUGH)
+    took, after = middle(runs), asked.plain(work, job.inputs)
+    row: Row = {"seconds": took.wall, "first": first.wall, "runs": [r.wall for r in runs], "peak_mb": memory}
+    row |= {"inputs": job.inputs, "batch": job.batch, "others": others.share(), **found}
+    row["notices"] = sorted({str(w.message) for w in said if issubclass(w.category, whence.errors.Notice)})
+    row["epoch" if work in EPOCHS else "forward"] = (before.wall + after.wall) / 2
+    row["by_processor"] = 2 * took.processor / (before.processor + after.processor)
+    if work == "predict":
+        asked.predictions[job.inputs] = took.wall
+    if work in PREDICTIONS:
+        row["prediction"] = asked.prediction(job.inputs)
+    return row
+
+
+def placeholder(wanted: bool) -> Stopwatch:
+    """Decompositions that give the identity, where they would take most of the time and change no other."""
+    return Stopwatch(placeholder=wanted)
