@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib
 import itertools
 import json
 import os
@@ -26,9 +27,9 @@ from typing import Any
 import torch
 
 import whence
-from benchmarks import answers_report, report
+from benchmarks import answers_peers, answers_report, answers_works, report
 from benchmarks.answers_networks import NETWORKS, Subject
-from benchmarks.answers_works import NEED_POSTERIOR, WORKS, Asked, Row, placeholder, rows
+from benchmarks.answers_works import NEED_POSTERIOR, OURS, WORKS, Asked, Row, placeholder, rows
 from benchmarks.environment import BENCH
 from benchmarks.machine import describe
 
@@ -45,16 +46,19 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=WORKS, metavar="WORK", help=f"only {works}")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to see that it runs")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the results file has already")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one work, and for what it needs first")
+    parser.add_argument("--aims", action="store_true", help="only what decides the aims")
+    parser.add_argument("--limit", type=float, help="seconds for one work, and for what it needs first (600; GPU: 60)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start nothing after this time")
     parser.add_argument("--inputs", type=int, help="of predict, where and novelty, instead of the network's own")
     parser.add_argument("--held-out", type=int, help="of tune, and the reference of novelty")
     parser.add_argument("--examples", type=int, help="that the posterior is fitted to (not the audit's)")
     parser.add_argument("--placeholder", action="store_true", help="decompositions give the identity and cost nothing")
     parser.add_argument("--threads", type=int, default=2, help="on the CPU (1 with --tiny)")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="a folder with laplace-torch, to run it too")
     parser.add_argument("--out", type=Path, help="results file (benchmarks/results/answers_DEVICE.json)")
     chosen = parser.parse_args(arguments)
     chosen.threads = 1 if chosen.tiny else chosen.threads
+    chosen.limit = chosen.limit or (60.0 if chosen.device == "cuda" else 600.0)
     return chosen
 
 
@@ -63,6 +67,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     folder = BENCH / "quick" if chosen.tiny else report.RESULTS
     path = chosen.out or folder / f"answers_{chosen.device}.json"
     results = begun(chosen, path)
+    if chosen.peers is not None:
+        sys.path.insert(0, str(chosen.peers.absolute()))
+        importlib.import_module("laplace")  # once, before the forks
     start, complete = time.perf_counter(), True
     for network in chosen.networks or NETWORKS:
         for row in network_rows(network, chosen, results["rows"], start + chosen.limit_seconds):
@@ -97,7 +104,7 @@ def begun(chosen: argparse.Namespace, path: Path) -> dict[str, Any]:
 
 
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
-    """Rows by network, work and contender, in the order of the lists; a new one replaces an old one."""
+    """Rows in the order of networks and works; a new one replaces an old one."""
     found = {key(row): row for row in [*old, *new]}
     order = {name: i for i, name in enumerate(NETWORKS)}
     return sorted(found.values(), key=lambda row: (order[row["network"]], WORKS.index(row["work"])))
@@ -107,33 +114,42 @@ def key(row: Row) -> tuple[str, str, str]:
     return row["network"], row["work"], row["contender"]
 
 
+def jobs_of(network: str, chosen: argparse.Namespace) -> dict[tuple[str, str], Any]:
+    """What was asked for, by work and contender."""
+    found = answers_works.JOBS | (answers_peers.JOBS if chosen.peers is not None else {})
+    kept = {pair: job for pair, job in found.items() if chosen.works is None or pair[0] in chosen.works}
+    if chosen.aims:
+        kept = {pair: job for pair, job in kept.items() if answers_report.decides(chosen.device, network, *pair)}
+    return kept
+
+
 def network_rows(network: str, chosen: argparse.Namespace, old: list[Row], deadline: float) -> Iterator[Row]:
     """Rows of one network; after a work that had to be ended, another process goes on with the next."""
-    done = {key(row) for row in old} if chosen.resume else set()
-    todo = [w for w in chosen.works or WORKS if (network, w, "whence") not in done]
-    failed = next((row["error"] for row in old if key(row) == (network, "fit", "whence") and "error" in row), None)
-    while todo and time.perf_counter() < deadline:
-        before = len(todo)
-        for row in forked(lambda: asked_rows(network, chosen, list(todo)), chosen.limit):
-            work = row.setdefault("work", todo[0])
-            todo.remove(work)
-            failed = row.get("error") if work == "fit" else failed
-            yield {"network": network, "contender": "whence"} | row
+    done = {key(row): row for row in old} if chosen.resume else {}
+    jobs = {pair: job for pair, job in jobs_of(network, chosen).items() if (network, *pair) not in done}
+    failed = done.get((network, "fit", OURS), {}).get("error")
+    while jobs and time.perf_counter() < deadline:
+        for row in forked(lambda: asked_rows(network, chosen, dict(jobs)), chosen.limit):
+            pair = (row["work"], row["contender"]) if "work" in row else next(iter(jobs))
+            del jobs[pair]
+            failed = row.get("error") if pair == ("fit", OURS) else failed
+            yield {"network": network, "work": pair[0], "contender": pair[1]} | row
             if time.perf_counter() > deadline:
                 return
-        assert len(todo) < before
-        for work in [w for w in todo if failed and w in NEED_POSTERIOR]:
-            todo.remove(work)
-            yield {"network": network, "contender": "whence", "work": work, "error": f"no posterior: {failed}"}
+            if failed and pair == ("fit", OURS):
+                break
+        for pair in [pair for pair in jobs if failed and pair[1] == OURS and pair[0] in NEED_POSTERIOR]:
+            del jobs[pair]
+            yield {"network": network, "work": pair[0], "contender": OURS, "error": f"no posterior: {failed}"}
 
 
-def asked_rows(network: str, chosen: argparse.Namespace, works: list[str]) -> Iterator[Row]:
+def asked_rows(network: str, chosen: argparse.Namespace, jobs: dict[tuple[str, str], Any]) -> Iterator[Row]:
     """In the process that measures."""
     torch.set_num_threads(chosen.threads)
     cuda = {"gpu": torch.cuda.get_device_name()} if chosen.device == "cuda" else {}
     with placeholder(chosen.placeholder).running():
         limits = {name: getattr(chosen, name) for name in ("inputs", "held_out", "examples")}
-        for row in rows(Asked(Subject(network, chosen.device, chosen.tiny), limits), works):
+        for row in rows(Asked(Subject(network, chosen.device, chosen.tiny), limits), jobs):
             yield row if "began" in row else row | cuda | {"placeholder": chosen.placeholder}
 
 

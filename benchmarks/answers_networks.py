@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import whence
+from benchmarks.large_networks import Bert, Gpt2, ResNet, ResNet18, UNet, Vit
 
 Batches = list[tuple[Tensor, Tensor]]
+TINY_WORDS = 50  # of the vocabulary
 
 
 def small_cnn(classes: int, tiny: bool) -> nn.Module:
@@ -22,6 +24,34 @@ def small_cnn(classes: int, tiny: bool) -> nn.Module:
         nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(b * 49, hidden), nn.ReLU(), nn.Linear(hidden, classes),
     )  # fmt: skip
+
+
+def resnet18(classes: int, tiny: bool) -> nn.Module:
+    return ResNet18(classes, 4, (1, 1)) if tiny else ResNet18(classes)
+
+
+def resnet50(classes: int, tiny: bool) -> nn.Module:
+    return ResNet((1, 1), 4, classes) if tiny else ResNet(classes=classes)
+
+
+def vit_s(classes: int, tiny: bool) -> nn.Module:
+    return Vit(classes, 12, 3, 1, 16, 8) if tiny else Vit(classes)
+
+
+def vit_b(classes: int, tiny: bool) -> nn.Module:
+    return Vit(classes, 16, 4, 1, 16, 8) if tiny else Vit(classes, 768, 12)
+
+
+def bert(classes: int, tiny: bool) -> nn.Module:
+    return Bert(classes, TINY_WORDS, 8, 12, 3, 1) if tiny else Bert(classes)
+
+
+def gpt2(classes: int, tiny: bool) -> nn.Module:
+    return Gpt2(classes, 8, 12, 3, 1) if tiny else Gpt2(classes)
+
+
+def unet(classes: int, tiny: bool) -> nn.Module:
+    return UNet(classes, 4, 1) if tiny else UNet(classes)
 
 
 @dataclass(frozen=True)
@@ -52,13 +82,38 @@ class Spec:
     likelihood: Callable[[], whence.Likelihood] = field(default=whence.Categorical)
 
 
-TINY_WORDS = 50
 TINY = Sizes(16, 8, 4, 8, (24, 12, 12, 8))
 SMALL = Sizes(8_000, 100, 1_000, 1_000, (8_000, 1_000, 1_000, 500))
 
+CIFAR = Sizes(8_000, 250, 1_000, 1_000, (8_000, 1_000, 1_000, 500))
+PHOTOS = Sizes(256, 64, 64, 64, (256, 64, 64, 32))
+TEXTS = Sizes(256, 32, 64, 64, (256, 64, 64, 32))
+TOKENS = Sizes(32, 8, 4, 8, (32, 8, 8, 4))
+MAPS = Sizes(64, 16, 8, 16, (64, 16, 16, 8))
+PHOTO, SMALL_PHOTO = (3, 224, 224), (3, 16, 16)
+
+
+def last_classes() -> whence.Likelihood:
+    return whence.Categorical(class_dim=-1)
+
+
 NETWORKS: dict[str, Spec] = {
     "small_cnn": Spec("two convolutions, 28², 10 classes", small_cnn, SMALL, (1, 28, 28), (1, 28, 28), steps=240),
-}
+    "resnet18": Spec("ResNet-18, 32², 10 classes", resnet18, CIFAR, (3, 32, 32), SMALL_PHOTO, steps=64),
+    "resnet18_100": Spec("ResNet-18, 32², 100 classes", resnet18, CIFAR, (3, 32, 32), SMALL_PHOTO, 100, 6, steps=64),
+    "resnet50": Spec("ResNet-50, 224², 10 classes", resnet50, PHOTOS, PHOTO, (3, 32, 32)),
+    "resnet50_1000": Spec("ResNet-50, 224², 1,000 classes", resnet50, PHOTOS, PHOTO, (3, 32, 32), 1000, 12),
+    "vit_s": Spec("ViT-S, 224², 10 classes", vit_s, PHOTOS, PHOTO, SMALL_PHOTO),
+    "vit_s_1000": Spec("ViT-S, 224², 1,000 classes", vit_s, PHOTOS, PHOTO, SMALL_PHOTO, 1000, 12),
+    "vit_b": Spec("ViT-B, 224², 10 classes", vit_b, PHOTOS, PHOTO, SMALL_PHOTO),
+    "vit_b_1000": Spec("ViT-B, 224², 1,000 classes", vit_b, PHOTOS, PHOTO, SMALL_PHOTO, 1000, 12),
+    "bert": Spec("BERT-base, 128 tokens, 2 classes", bert, TEXTS, (128,), (8,), 2, 2, words=30_522),
+    "gpt2": Spec(
+        "GPT-2, 256 tokens, a word for each", gpt2, TOKENS, (256,), (8,), 50_257, TINY_WORDS, 50_257, True,
+        likelihood=last_classes,
+    ),
+    "unet": Spec("U-Net, 128², 8 classes for each pixel", unet, MAPS, (3, 128, 128), SMALL_PHOTO, 8, 3, dense=True),
+}  # fmt: skip
 
 
 class Subject:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.answers_networks import NETWORKS
+from benchmarks.answers_works import OURS, Row
 from benchmarks.bars import Bar
 from benchmarks.report import BAR_HEAD, aligned, bar_cells, line, number, write
 
-Row = dict[str, Any]
+DISTURBED = 0.2  # share of the machine
 HEAD = [
     "network", "work", "contender", "inputs", "batch", "seconds", "ms an input", "epochs", "forward passes",
     "predictions", "peak MB", "note",
@@ -37,48 +38,81 @@ def cells(row: Row) -> list[str]:
 
 
 def note(row: Row) -> str:
-    said = []
+    parts = []
     if "standard_error" in row:
-        said.append(f"standard error {row['standard_error']:.1%} of a share")
+        parts.append(f"standard error {row['standard_error']:.1%} of a share")
     if row.get("placeholder"):
-        said.append("without decompositions")
+        parts.append("without decompositions")
     if row.get("decomposition"):
-        said.append(f"decompositions {number(row['decomposition'])} s of it")
+        parts.append(f"decompositions {number(row['decomposition'])} s of it")
     if row.get("left_out"):
-        said.append("left out: " + ", ".join(row["left_out"]))
-    if row.get("others", 0.0) > 0.2:
-        processor = number(row["by_processor"])
-        said.append(f"others took {row['others']:.0%} of the machine; ratio of processor time {processor}")
-    return "; ".join(said)
+        parts.append("left out: " + ", ".join(row["left_out"]))
+    return "; ".join(filter(None, [*parts, disturbed(row)]))
 
 
-class Found:
-    """Rows of whence by network and work."""
+def disturbed(row: Row) -> str:
+    """What to look at instead where other programs took part of the machine."""
+    if row.get("others", 0.0) <= DISTURBED:
+        return ""
+    return f"others took {row['others']:.0%} of the machine; ratio of processor times {number(row['by_processor'])}"
 
-    def __init__(self, results: dict[str, Any]) -> None:
-        ours = [row for row in results["rows"] if row["contender"] == "whence"]
-        self.rows = {(row["network"], row["work"]): row for row in ours}
 
-    def bar(self, what: str, network: str, work: str, limit: float, base: str) -> Bar:
-        """``base``: a key of the row that seconds are divided by, or the number of inputs for milliseconds."""
-        row = self.rows.get((network, work), {})
-        if "error" in row or not row:
-            figure = None
-        elif base == "inputs":
-            figure = 1e3 * row["seconds"] / row["inputs"]
-        else:
-            figure = ratio(row, base)
-        return Bar(f"{NETWORKS[network].title}: {what}", limit, False, figure, row.get("error", ""))
+@dataclass(frozen=True)
+class Aim:
+    """At most ``limit``: seconds in those of ``base``, milliseconds an input ("inputs"), or the value of that name."""
+
+    network: str
+    work: str
+    what: str
+    limit: float
+    base: str
+
+    def bar(self, row: Row) -> Bar:
+        return Bar(
+            f"{NETWORKS[self.network].title}: {self.what}", self.limit, False, self._figure(row), row.get("error", "")
+        )
+
+    def _figure(self, row: Row) -> float | None:
+        if self.base == "standard_error":
+            return row.get("standard_error")
+        if "seconds" not in row:
+            return None
+        return 1e3 * row["seconds"] / row["inputs"] if self.base == "inputs" else ratio(row, self.base)
+
+
+AIMS = {
+    "cpu": [
+        Aim("small_cnn", "audit", "audit, epochs", 25, "epoch"),
+        Aim("small_cnn", "audit_quick", "audit with quick=True, epochs", 8, "epoch"),
+    ],
+    "cuda": [
+        Aim("vit_s", "predict", "linearised prediction, ms an input", 10, "inputs"),
+        Aim("resnet18", "predict", "linearised prediction, ms an input", 3, "inputs"),
+        Aim("resnet18_100", "predict", "linearised prediction, ms an input", 10, "inputs"),
+        Aim("vit_s_1000", "predict", "prediction, forward passes", 100, "forward"),
+        Aim("vit_s_1000", "where", "where, forward passes", 100, "forward"),
+        Aim("vit_s_1000", "where", "where, standard error of a share in the share", 0.05, "standard_error"),
+        *(
+            Aim(network, work, f"{work}, predictions", 1.5, "prediction")
+            for network in ("resnet18", "resnet18_100", "vit_s")
+            for work in ("where", "novelty")
+        ),
+        Aim("resnet18", "tune", "tuning on 1,000 inputs, predictions", 3, "prediction"),
+        Aim("resnet18", "audit", "audit, epochs", 30, "epoch"),
+    ],
+}
+
+
+def decides(device: str, network: str, work: str, contender: str) -> bool:
+    """Whether an aim is read from this row; fits go with what needs them."""
+    aims = [aim for aim in AIMS[device] if aim.network == network]
+    return contender == OURS and any(work in (aim.work, "fit") for aim in aims)
 
 
 def bars(results: dict[str, Any]) -> list[Bar]:
     """The aims for the results' device, measured or not."""
-    return list(_cpu(Found(results)))
-
-
-def _cpu(found: Found) -> Iterator[Bar]:
-    yield found.bar("audit, epochs", "small_cnn", "audit", 25, "epoch")
-    yield found.bar("audit with quick=True, epochs", "small_cnn", "audit_quick", 8, "epoch")
+    ours = {(row["network"], row["work"]): row for row in results["rows"] if row["contender"] == OURS}
+    return [aim.bar(ours.get((aim.network, aim.work), {})) for aim in AIMS[results["device"]]]
 
 
 def bars_text(results: dict[str, Any]) -> str:

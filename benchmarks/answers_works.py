@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import statistics
 import time
 import warnings
@@ -20,7 +21,6 @@ from benchmarks.contenders import Stopwatch
 from benchmarks.machine import CudaPeak, Others, Peak
 from benchmarks.worker import BASE_ENOUGH, BASE_REPEATS, LONG, error_line, timed
 
-REPEATS, ENOUGH = 3, 3.0  # as many repeats as fit into this many seconds, unless the first took LONG
 Row = dict[str, Any]
 
 
@@ -37,16 +37,23 @@ def clocked(work: Callable[[], Any]) -> tuple[Seconds, Any]:
     return Seconds(wall, time.process_time() - processor), value
 
 
-def median_of(work: Callable[[], Any], repeats: int, enough: float) -> Seconds:
-    """After a first one; of the only one if it was long."""
-    return middle(repeats_of(work, clocked(work)[0], repeats, enough))
+@dataclass(frozen=True)
+class Repeats:
+    """After a first one, as many as fit into ``enough`` seconds and at most ``most``; none after one that took LONG."""
 
+    most: int
+    enough: float
 
-def repeats_of(work: Callable[[], Any], first: Seconds, repeats: int, enough: float) -> list[Seconds]:
-    runs = [first] if first.wall > LONG else []
-    while not runs or (first.wall <= LONG and len(runs) < repeats and sum(run.wall for run in runs) < enough):
-        runs.append(clocked(work)[0])
-    return runs
+    def after(self, first: Seconds, work: Callable[[], Any]) -> list[Seconds]:
+        if first.wall > LONG or not self.most:
+            return [first]
+        runs = [clocked(work)[0]]
+        while len(runs) < self.most and sum(run.wall for run in runs) < self.enough:
+            runs.append(clocked(work)[0])
+        return runs
+
+    def median(self, work: Callable[[], Any]) -> Seconds:
+        return middle(self.after(clocked(work)[0], work))
 
 
 def middle(runs: list[Seconds]) -> Seconds:
@@ -69,6 +76,8 @@ class Asked:
     def __init__(self, subject: Subject, limits: Row | None = None) -> None:
         limits = limits or {}
         self.subject, sizes = subject, subject.sizes
+        self.repeats = Repeats(0 if subject.tiny else 3, 3.0)
+        self.plain_repeats = Repeats(0 if subject.tiny else BASE_REPEATS, BASE_ENOUGH)
         self.inputs = limits.get("inputs") or sizes.inputs
         self.held_out = limits.get("held_out") or sizes.held_out
         self.examples = limits.get("examples") or sizes.fit
@@ -77,6 +86,10 @@ class Asked:
     @cached_property
     def posterior(self) -> Any:
         return self.fitted()
+
+    @cached_property
+    def last_layer(self) -> Any:
+        return self.fitted(layers="last")
 
     @cached_property
     def x(self) -> Tensor:
@@ -107,16 +120,15 @@ class Asked:
         """A training epoch or a forward pass, as the work is measured in."""
         if work in EPOCHS:
             batches = self.subject.batches(count)
-            return median_of(lambda: self.subject.epoch(batches), BASE_REPEATS, BASE_ENOUGH)
+            return self.plain_repeats.median(lambda: self.subject.epoch(batches))
         x = self.subject.data(count, 2)[0]
-        return median_of(lambda: self.subject.forward(x), BASE_REPEATS, BASE_ENOUGH)
+        return self.plain_repeats.median(lambda: self.subject.forward(x))
 
     def prediction(self, count: int) -> float:
         """Of the first inputs; measured once, by the work ``predict`` if it has the same number."""
         if count not in self.predictions:
             x = self.subject.data(count, 2)[0]
-            found = median_of(lambda: answer(self.posterior.predict(x)), REPEATS, ENOUGH)
-            self.predictions[count] = found.wall
+            self.predictions[count] = self.repeats.median(lambda: answer(self.posterior.predict(x))).wall
         return self.predictions[count]
 
     # The works
@@ -133,6 +145,16 @@ class Asked:
 
     def predict(self) -> Job:
         return self._of_posterior(lambda posterior, x: answer(posterior.predict(x)))
+
+    def fit_last(self) -> Job:
+        return Job(lambda: lambda: self.fitted(layers="last"), self.examples, self.subject.sizes.batch)
+
+    def predict_last(self) -> Job:
+        def prepare() -> Callable[[], Any]:
+            posterior, x = self.last_layer, self.x
+            return lambda: answer(posterior.predict(x))
+
+        return Job(prepare, self.inputs, self.inputs)
 
     def where(self) -> Job:
         return self._of_posterior(lambda posterior, x: posterior.where(x), shares_note)
@@ -206,22 +228,30 @@ NEED_POSTERIOR = ("tune", "predict", "where", "novelty")
 EPOCHS = ("fit", "audit", "audit_quick")  # measured in training epochs, the others in forward passes
 PREDICTIONS = ("tune", "where", "novelty")  # and in predictions of the same inputs
 
+OURS, LAST = "whence", "whence, last layer"
+JOBS: dict[tuple[str, str], Callable[[Asked], Job]] = {
+    **{(work, OURS): operator.methodcaller(work) for work in WORKS},
+    ("fit", LAST): Asked.fit_last,
+    ("predict", LAST): Asked.predict_last,
+}
 
-def rows(asked: Asked, works: list[str]) -> Iterator[Row]:
-    """One row for each work as it comes; ``{"began": work}`` before the clock runs."""
-    for work in works:
-        yield {"began": f"{work}, preparing"}
+
+def rows(asked: Asked, jobs: dict[tuple[str, str], Callable[[Asked], Job]]) -> Iterator[Row]:
+    """One row for each (work, contender) as it comes; ``{"began": …}`` whenever the clock starts anew."""
+    for (work, contender), make in jobs.items():
+        yield {"began": "preparing"}
         try:
-            job: Job = getattr(asked, work)()
+            job = make(asked)
             run = job.prepare()
-            yield {"began": work}
-            yield {"work": work, "contender": "whence"} | measured(asked, work, job, run)
+            yield {"began": "running"}
+            found = measured(asked, work, job, run, contender == OURS)
         except Exception as error:
-            yield {"work": work, "contender": "whence", "error": error_line(error)}
+            found = {"error": error_line(error)}
+        yield {"work": work, "contender": contender} | found
         gc.collect()
 
 
-def measured(asked: Asked, work: str, job: Job, run: Callable[[], Any]) -> Row:
+def measured(asked: Asked, work: str, job: Job, run: Callable[[], Any], ours: bool = True) -> Row:
     """Seconds and memory of a work, and those of the plain network on the same inputs, before and after."""
     cuda, others = asked.subject.device.startswith("cuda"), Others()
     before = asked.plain(work, job.inputs)
@@ -232,14 +262,14 @@ def measured(asked: Asked, work: str, job: Job, run: Callable[[], Any]) -> Row:
         memory = peak.megabytes()
     found = job.note(value) if job.note is not None else {}
     del value
-    runs = repeats_of(run, first, REPEATS, ENOUGH)
+    runs = asked.repeats.after(first, run)
     took, after = middle(runs), asked.plain(work, job.inputs)
     row: Row = {"seconds": took.wall, "first": first.wall, "runs": [r.wall for r in runs], "peak_mb": memory}
     row |= {"inputs": job.inputs, "batch": job.batch, "others": others.share(), **found}
     row["notices"] = sorted({str(w.message) for w in said if issubclass(w.category, whence.errors.Notice)})
     row["epoch" if work in EPOCHS else "forward"] = (before.wall + after.wall) / 2
     row["by_processor"] = 2 * took.processor / (before.processor + after.processor)
-    if work == "predict":
+    if work == "predict" and ours:
         asked.predictions[job.inputs] = took.wall
     if work in PREDICTIONS:
         row["prediction"] = asked.prediction(job.inputs)

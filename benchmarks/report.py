@@ -124,15 +124,19 @@ BEGIN, END = "<!-- {} begin -->", "<!-- {} end -->"
 
 def fill_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Put the saved tables between the markers of the page."""
-    from benchmarks import profile
+    from benchmarks import answers_report, profile
 
+    tables = {
+        "{}": markdown,
+        "profile_{}": profile.markdown,
+        "answers_{}": answers_report.markdown,
+    }
     content = page.read_text()
     for device in DEVICES:
-        results, profiled = saved(folder, device), saved(folder, f"profile_{device}")
-        if results:
-            content = between(content, device, markdown(results))
-        if profiled:
-            content = between(content, f"profile_{device}", profile.markdown(profiled))
+        for name, made in tables.items():
+            results = saved(folder, name.format(device))
+            if results:
+                content = between(content, name.format(device), made(results))
     write(page, content)
 
 
