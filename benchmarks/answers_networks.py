@@ -109,10 +109,10 @@ NETWORKS: dict[str, Spec] = {
     "vit_b_1000": Spec("ViT-B, 224², 1,000 classes", vit_b, PHOTOS, PHOTO, SMALL_PHOTO, 1000, 12),
     "bert": Spec("BERT-base, 128 tokens, 2 classes", bert, TEXTS, (128,), (8,), 2, 2, words=30_522),
     "gpt2": Spec(
-        "GPT-2, 256 tokens, a word for each", gpt2, TOKENS, (256,), (8,), 50_257, TINY_WORDS, 50_257, True,
+        "GPT-2, 256 tokens, a word for each", gpt2, TOKENS, (256,), (4,), 50_257, TINY_WORDS, 50_257, True,
         likelihood=last_classes,
     ),
-    "unet": Spec("U-Net, 128², 8 classes for each pixel", unet, MAPS, (3, 128, 128), SMALL_PHOTO, 8, 3, dense=True),
+    "unet": Spec("U-Net, 128², 8 classes for each pixel", unet, MAPS, (3, 128, 128), (3, 8, 8), 8, 3, dense=True),
 }  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,6 +114,44 @@ def identity(matrix: Tensor) -> tuple[Tensor, Tensor]:
     size = matrix.shape[-1]
     vectors = torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand(matrix.shape).contiguous()
     return matrix.diagonal(dim1=-2, dim2=-1).clone(), vectors
+
+
+class Clock:
+    """Seconds by part. A step inside another one counts for the inner one alone."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self.seconds = dict.fromkeys(parts, 0.0)
+        self.inner = 0.0
+
+    @contextmanager
+    def around(self, part: str, owner: type, method: str) -> Iterator[None]:
+        plain = getattr(owner, method)
+
+        @functools.wraps(plain)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if capturing():
+                return plain(*args, **kwargs)
+            outer, self.inner = self.inner, 0.0
+            synchronise()
+            start = time.perf_counter()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                synchronise()
+                took = time.perf_counter() - start
+                self.seconds[part] += took - self.inner
+                self.inner = outer + took
+
+        setattr(owner, method, timed)
+        try:
+            yield
+        finally:
+            setattr(owner, method, plain)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being recorded, in which nothing may wait."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def synchronise() -> None:

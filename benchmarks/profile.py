@@ -4,17 +4,17 @@ Parts are timed around the steps of a fit, with the device waited for at both en
 that their sum is more than an undisturbed fit, which is timed beside it. The arithmetic limit is what the products that
 a fit cannot do without would take at the rate of a large float32 matrix product on this machine: one forward pass, one
 backward pass to the layers' outputs for each root column, and the upper triangles of all Σ a aᵀ and Σ g gᵀ.
-Decompositions are no part of it, nor of the undisturbed fit.
+Decompositions are no part of it, nor of the undisturbed fit. ``--predictions`` takes linearised predictions apart.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import whence
-from benchmarks import report, sizes
-from benchmarks.contenders import Stopwatch, Task, run_epoch, synchronise
+from benchmarks import profile_predictions, report, sizes
+from benchmarks.contenders import Clock, Stopwatch, Task, run_epoch, synchronise
 from benchmarks.contenders_whence import fitted
 from benchmarks.machine import describe
 from whence.curvature.diagonals import DiagonalSums
@@ -45,44 +45,6 @@ CPU_SIDE, CUDA_SIDE = 2048, 8192  # of the product that measures the machine's r
 NETWORKS = ("mlp", "lenet", "vgg", "wrn", "transformer")
 
 
-class Clock:
-    """Seconds by part. A step inside another one counts for the inner one alone."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.inner = 0.0
-
-    @contextmanager
-    def around(self, part: str, owner: type, method: str) -> Iterator[None]:
-        plain = getattr(owner, method)
-
-        @functools.wraps(plain)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if capturing():
-                return plain(*args, **kwargs)
-            outer, self.inner = self.inner, 0.0
-            synchronise()
-            start = time.perf_counter()
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                synchronise()
-                took = time.perf_counter() - start
-                self.seconds[part] += took - self.inner
-                self.inner = outer + took
-
-        setattr(owner, method, timed)
-        try:
-            yield
-        finally:
-            setattr(owner, method, plain)
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being recorded, in which nothing may wait."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 def profile(task: Task, structure: str, curvature: str, decompose: bool) -> tuple[dict[str, float], Any]:
     """Seconds of each part of one fit after a first, and the posterior."""
     model, data = task.network(), task.loader()
@@ -98,7 +60,7 @@ def profile(task: Task, structure: str, curvature: str, decompose: bool) -> tupl
                 lambda: fitted(model, data, structure, curvature, execution=whence.Execution(cuda_graphs=False))
             )
             whole["without graphs"] = plain - stopwatch.seconds
-        clock, stopwatch.seconds = Clock(), 0.0
+        clock, stopwatch.seconds = Clock(PARTS), 0.0
         with ExitStack() as stack:
             for part, (owner, method) in STEPS.items():
                 stack.enter_context(clock.around(part, owner, method))
@@ -155,8 +117,10 @@ def seconds_of(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def rows(device: str, scale: sizes.Sizes, networks: list[str], flops: float) -> Iterator[dict[str, Any]]:
+def rows(device: str, quick: bool, networks: list[str], flops: float) -> Iterator[dict[str, Any]]:
     """One row for each network and kind of fit."""
+    scale = sizes.CUDA if device == "cuda" else sizes.CPU
+    scale = sizes.quick(scale) if quick else scale
     for net in networks:
         size = scale.networks[net]
         for structure, curvature in FITS:
@@ -207,13 +171,18 @@ def markdown(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
     parser.add_argument("--device", choices=report.DEVICES, default="cpu")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
+    parser.add_argument("--predictions", action="store_true", help="predictions instead of fits")
+    known = f"of fits: {', '.join(NETWORKS)}; of predictions: {', '.join(profile_predictions.NETWORKS)}"
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help=known)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; nothing is saved")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    scale = sizes.CUDA if chosen.device == "cuda" else sizes.CPU
+    kind: Any = profile_predictions if chosen.predictions else sys.modules[__name__]
+    networks = chosen.networks or list(kind.NETWORKS)
+    if unknown := set(networks) - set(kind.NETWORKS):
+        parser.error(f"no profile of {', '.join(sorted(unknown))}; there are {known}.")
     flops = rate(chosen.device)
     results: dict[str, Any] = {
         "machine": describe(),
@@ -223,13 +192,14 @@ def main() -> None:
         "gflops": flops / 1e9,
         "rows": [],
     }
-    print("  ".join(HEAD))
-    for row in rows(chosen.device, sizes.quick(scale) if chosen.quick else scale, chosen.networks, flops):
+    print("  ".join(kind.HEAD))
+    name = f"{'predictions' if chosen.predictions else 'profile'}_{chosen.device}.json"
+    for row in kind.rows(chosen.device, chosen.quick, networks, flops):
         results["rows"].append(row)
-        print("  ".join(cells(row)), flush=True)
+        print("  ".join(kind.cells(row)), flush=True)
         if not chosen.quick:
             chosen.results.mkdir(parents=True, exist_ok=True)
-            (chosen.results / f"profile_{chosen.device}.json").write_text(json.dumps(results, indent=1) + "\n")
+            report.write(chosen.results / name, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -124,11 +124,12 @@ BEGIN, END = "<!-- {} begin -->", "<!-- {} end -->"
 
 def fill_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Put the saved tables between the markers of the page."""
-    from benchmarks import answers_report, profile
+    from benchmarks import answers_report, profile, profile_predictions
 
     tables = {
         "{}": markdown,
         "profile_{}": profile.markdown,
+        "predictions_{}": profile_predictions.markdown,
         "answers_{}": answers_report.markdown,
     }
     content = page.read_text()

@@ -1,4 +1,4 @@
-"""Answers at real sizes: networks, rows, the processes that measure, and aims; at toy sizes."""
+"""Answers at real sizes and the limit of predictions: networks, rows, processes and aims; at toy sizes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import answers, answers_report
+from benchmarks import answers, answers_report, profile_predictions
 from benchmarks.answers_networks import NETWORKS, Subject
 from benchmarks.answers_works import JOBS, OURS, WORKS, Asked, rows
 
@@ -149,3 +150,52 @@ def test_the_table_holds_every_row_and_what_was_said() -> None:
     )
     assert "| small_cnn | audit | whence | 1,000 | 1 | 9 | 9 | 9 |" in made
     assert "out of memory" in made and "| ≤ 25 | 9 | met |" in made
+
+
+# The limit of predictions
+
+
+def counted(compute: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        compute()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("t", "o", "d", "k"), [(50, 4, 6, 2), (3, 8, 30, 5), (3, 30, 8, 5), (40, 30, 2, 3)])
+def test_the_limit_is_the_cheapest_of_all_orders(t: int, o: int, d: int, k: int) -> None:
+    """Counted on the products themselves; a Gram matrix of rows needs its upper triangle only."""
+    a, g, left, right = torch.ones(t, d), torch.ones(k, t, o), torch.ones(o, o), torch.ones(d, d)
+
+    def order(inputs_first: bool, outputs_first: bool) -> None:
+        x = a @ right if inputs_first else a
+        y = g @ left if outputs_first else g
+        rows = y.mT @ x  # [K, O, D]
+        rows = rows if inputs_first else rows @ right
+        rows = rows if outputs_first else left @ rows
+
+    every = [counted(lambda i=i, j=j: order(i, j)) for i in (True, False) for j in (True, False)]  # type: ignore[misc]
+    gram = k * (k + 1) * o * d
+    assert profile_predictions.Layer("convolution", t, o, d).flops(k) == min(every) + gram
+
+
+def test_one_position_needs_no_rows() -> None:
+    a, g, w = torch.ones(1, 7), torch.ones(3, 5), torch.ones(7, 5)
+    turned = counted(lambda: (a @ torch.ones(7, 7), g @ torch.ones(5, 5), a @ w))
+    assert profile_predictions.Layer("linear", 1.0, 5, 7).flops(3) == turned + 3 * 4 * 5
+
+
+def test_layers_are_counted_with_their_positions() -> None:
+    asked = Asked(Subject("small_cnn", tiny=True))
+    found = dict(profile_predictions.layers(asked.posterior, asked.examples))
+    sizes = [(one.kind, one.positions, one.outputs, one.inputs) for pairs in found.values() for one in pairs]
+    assert sizes == [
+        ("convolution", 784, 4, 10), ("convolution", 196, 6, 37), ("linear", 1, 16, 295), ("linear", 1, 4, 17),
+    ]  # fmt: skip
+
+
+def test_a_prediction_is_taken_apart() -> None:
+    (found,) = profile_predictions.rows("cpu", True, ["vit_s"], 1e9)
+    seconds, limit = found["seconds"], found["limit"]
+    assert seconds["forward"] > 0 and seconds["backward"] > 0
+    assert limit["backward"] == pytest.approx(4 * limit["forward"])  # four outputs
+    assert len(profile_predictions.cells(found)) == len(profile_predictions.HEAD)

@@ -191,7 +191,8 @@ def test_tables_and_the_page_hold_every_row(tmp_path: Path) -> None:
 
 def test_the_page_in_the_documentation_has_the_places() -> None:
     content = report.PAGE.read_text()
-    for name in ("cpu", "cuda", "profile_cpu", "profile_cuda", "answers_cpu", "answers_cuda"):
+    places = ("{}", "profile_{}", "predictions_{}", "answers_{}")
+    for name in (place.format(device) for place in places for device in report.DEVICES):
         assert report.between(content, name, "x\n") != content
 
 
