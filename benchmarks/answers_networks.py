@@ -78,7 +78,8 @@ class Spec:
     tiny_classes: int = 4
     words: int = 0  # of the vocabulary, where inputs are token ids
     dense: bool = False  # a class for every pixel or token
-    steps: int = 0  # of training before anything is measured
+    steps: int = 0  # of training before anything is measured; on a CPU only if ``light``
+    light: bool = False
     likelihood: Callable[[], whence.Likelihood] = field(default=whence.Categorical)
 
 
@@ -98,7 +99,9 @@ def last_classes() -> whence.Likelihood:
 
 
 NETWORKS: dict[str, Spec] = {
-    "small_cnn": Spec("two convolutions, 28², 10 classes", small_cnn, SMALL, (1, 28, 28), (1, 28, 28), steps=240),
+    "small_cnn": Spec(
+        "two convolutions, 28², 10 classes", small_cnn, SMALL, (1, 28, 28), (1, 28, 28), steps=240, light=True
+    ),
     "resnet18": Spec("ResNet-18, 32², 10 classes", resnet18, CIFAR, (3, 32, 32), SMALL_PHOTO, steps=64),
     "resnet18_100": Spec("ResNet-18, 32², 100 classes", resnet18, CIFAR, (3, 32, 32), SMALL_PHOTO, 100, 6, steps=64),
     "resnet50": Spec("ResNet-50, 224², 10 classes", resnet50, PHOTOS, PHOTO, (3, 32, 32)),
@@ -179,13 +182,12 @@ class Subject:
             norm.momentum = 1.0
         if norms:
             self.model.train()
-            self.forward(self.data(self.sizes.batch, 1)[0])
+            self.forward(self.data(min(self.sizes.batch, 64), 1)[0])
         self.model.eval()
-        if self.spec.steps:
-            self._train()
+        if self.spec.steps and (self.spec.light or self.device != "cpu"):
+            self._train(3 if self.tiny else self.spec.steps)
 
-    def _train(self) -> None:
-        steps = 3 if self.tiny else self.spec.steps
+    def _train(self, steps: int) -> None:
         batches = self.batches(self.sizes.fit)
         optimiser = torch.optim.Adam(self.model.parameters(), 1e-3)
         for step in range(steps):
