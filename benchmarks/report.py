@@ -12,20 +12,22 @@ from benchmarks.bars import Bar, bars
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-HEAD = ["contender", "seconds", "decomposition", "ratio", "peak MB", "difference", "note"]
+HEAD = ["contender", "batch", "seconds", "decomposition", "ratio", "peak MB", "difference", "note"]
 BAR_HEAD = ["bar", "asked", "measured", "", "against"]
 DEVICES = ("cpu", "cuda")
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
+    batch = f"{row['batch']:,}" if "batch" in row else "–"
     if "error" in row:
-        return [row["contender"], row["error"], "–", "–", "–", "–", row["note"]]
+        return [row["contender"], batch, row["error"], "–", "–", "–", "–", row["note"]]
     peak, off, apart = row.get("peak_mb"), row.get("difference"), row.get("decomposition", 0.0)
     beside = f"{row['seconds'] / row['beside']:.3g} × its prediction" if row.get("beside") and row["scale"] == 1 else ""
     disturbed = f"other programs took {row['others']:.0%}" if row.get("others", 0) > 0.2 else ""
     return [
         row["contender"],
+        batch,
         number(row["seconds"]),
         number(apart) if apart > 1e-4 else "–",
         "–" if row.get("ratio") is None else f"{number(row['ratio'])}×",

@@ -97,7 +97,7 @@ class Run:
             if time.perf_counter() > deadline:
                 complete = False
                 continue
-            rows.append(row(contender, self.contender(work, contender)))
+            rows.append(row(contender, self.contender(work, contender)) | {"batch": work.batch(contender)})
             self._keep(work, rows)
         self._keep(work, rows)
         return complete

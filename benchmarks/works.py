@@ -13,6 +13,7 @@ OURS = "whence"
 DRAWN = "its own draw of labels"
 FROZEN = "without normalisation and attention weights"
 CURVATURE = "curvature only"
+GIVEN_ALL = ("whence:predict", "whence:sampled")  # which choose the size of their pieces themselves
 BACKENDS = {"curvlinops": "curvlinops (default)", "backpack": "BackPACK", "asdl": "ASDL"}
 
 
@@ -48,6 +49,13 @@ class Work:
     @property
     def kind(self) -> str:
         return self.name.partition(":")[2]
+
+    def batch(self, contender: Contender) -> int:
+        """Examples that a contender is given at a time."""
+        task = self.task | contender.task
+        if contender.job in GIVEN_ALL:
+            return task["size"]
+        return min(contender.options.get("piece", task["batch"]), task["size"])
 
 
 KINDS = {

@@ -157,7 +157,7 @@ class Answers:
 
 
 def test_a_run_that_was_cut_goes_on_where_it_stopped() -> None:
-    work = Work("mlp:x", "t", "epoch", {}, (Contender("a", "one"), Contender("b", "two")))
+    work = Work("mlp:x", "t", "epoch", {"size": 8, "batch": 4}, (Contender("a", "one"), Contender("b", "two")))
     kept: dict[str, Any] = {"works": {}}
     saves: list[int] = []
     answers = Answers()
@@ -168,6 +168,7 @@ def test_a_run_that_was_cut_goes_on_where_it_stopped() -> None:
     assert run.work(work, resume=True, deadline=math.inf) is True
     assert answers.asked == ["before", "two"]
     assert [r["contender"] for r in kept["works"]["mlp:x"]["rows"]] == ["a", "b"]
+    assert kept["works"]["mlp:x"]["rows"][1]["batch"] == 4
     assert saves
 
 
@@ -210,6 +211,17 @@ def test_works_have_names_of_their_own_and_tasks_that_fit(scale: sizes.Sizes) ->
             assert task.size > 0 and task.batch > 0
             if contender.scale != 1 and not contender.job.endswith((":tune", "sampled")):
                 assert contender.scale == pytest.approx(work.task["size"] / task.size)
+
+
+def test_every_row_names_the_batch_that_its_contender_is_given() -> None:
+    found = {work.name: work for work in works(sizes.CPU, "cpu")}
+    predict = found["lenet:predict"]
+    assert [predict.batch(c) for c in predict.contenders] == [1024, 1024, 64, 16, 16, 16]
+    diagonal = found["lenet:diag-ggn"]
+    assert {c.name: diagonal.batch(c) for c in diagonal.contenders}["laplace-torch, curvlinops (default)"] == 64
+    assert diagonal.batch(diagonal.contenders[0]) == 512
+    exact = found["wrn:kron-ggn"]
+    assert exact.batch(exact.contenders[0]) == 8
 
 
 def test_options_choose_works() -> None:
