@@ -1,19 +1,20 @@
 """Answers at the size of the networks people have: ``python -m benchmarks.answers [--device cuda]``.
 
 Every work (fit, tune, predict, where, novelty, audit) runs in a process of its network's own, under a time limit, and
-its row is written as it comes. A run that was cut goes on with ``--resume``; ``--limit-seconds 540`` starts nothing new
-after that time. Seconds stand beside those of the plain network on the same inputs in the same process: T, a forward
-pass, or a training epoch (forward and backward passes of all batches, no optimiser's step).
+its row is written as it comes. ``--limit-seconds 540`` ends the run after that time, in the middle of a work if need
+be; ``--resume`` goes on with the works that have no row. Seconds stand beside those of the plain network on the same
+inputs in the same process: T, a forward pass, or a training epoch (forward and backward passes of all batches, no
+optimiser's step).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -48,7 +49,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the rows that the results file has already")
     parser.add_argument("--aims", action="store_true", help="only what decides the aims")
     parser.add_argument("--limit", type=float, help="seconds for one work, and for what it needs first (600; GPU: 60)")
-    parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="end the run after this time")
     parser.add_argument("--inputs", type=int, help="of predict, where and novelty, instead of the network's own")
     parser.add_argument("--held-out", type=int, help="of tune, and the reference of novelty")
     parser.add_argument("--examples", type=int, help="that the posterior is fitted to (not the audit's)")
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     folder = BENCH / "quick" if chosen.tiny else report.RESULTS
     path = chosen.out or folder / f"answers_{chosen.device}.json"
     results = begun(chosen, path)
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a device does not start it before a fork
     if chosen.peers is not None:
         sys.path.insert(0, str(chosen.peers.absolute()))
         importlib.import_module("laplace")  # once, before the forks
@@ -129,13 +131,11 @@ def network_rows(network: str, chosen: argparse.Namespace, old: list[Row], deadl
     jobs = {pair: job for pair, job in jobs_of(network, chosen).items() if (network, *pair) not in done}
     failed = done.get((network, "fit", OURS), {}).get("error")
     while jobs and time.perf_counter() < deadline:
-        for row in forked(lambda: asked_rows(network, chosen, dict(jobs)), chosen.limit):
+        for row in forked(lambda: asked_rows(network, chosen, dict(jobs)), chosen.limit, deadline):
             pair = (row["work"], row["contender"]) if "work" in row else next(iter(jobs))
             del jobs[pair]
             failed = row.get("error") if pair == ("fit", OURS) else failed
             yield {"network": network, "work": pair[0], "contender": pair[1]} | row
-            if time.perf_counter() > deadline:
-                return
             if failed and pair == ("fit", OURS):
                 break
         for pair in [pair for pair in jobs if failed and pair[1] == OURS and pair[0] in NEED_POSTERIOR]:
@@ -153,8 +153,8 @@ def asked_rows(network: str, chosen: argparse.Namespace, jobs: dict[tuple[str, s
             yield row if "began" in row else row | cuda | {"placeholder": chosen.placeholder}
 
 
-def forked(make: Callable[[], Iterator[Row]], limit: float) -> Iterator[Row]:
-    """Rows of a fork of this process as they come. It is ended when one takes longer than ``limit``.
+def forked(make: Callable[[], Iterator[Row]], limit: float, until: float = math.inf) -> Iterator[Row]:
+    """Rows of a fork of this process as they come. It is ended when one takes longer than ``limit``, and at ``until``.
 
     This process computes nothing itself, so that a fork starts with no threads and no device. ``{"began": …}`` starts
     the clock again.
@@ -164,21 +164,22 @@ def forked(make: Callable[[], Iterator[Row]], limit: float) -> Iterator[Row]:
     if pid == 0:
         _child(make, read, write)
     os.close(write)
-    began, ended = "start", False
+    began, running = "start", True
+    last: Row = {}
     try:
-        for row in _lines(read, limit):
-            if row is None:
-                yield {"error": f"no result within {limit:g} s ({began})"}
-                return
-            if "work" in row:
-                yield row
-            began, ended = row.get("began", began), "ended" in row
+        for last in _lines(read, limit, until):
+            if "work" in last:
+                yield last
+            began = last.get("began", began)
+        running = "late" in last
     finally:
         os.close(read)
-        with contextlib.suppress(ProcessLookupError):
+        if running:
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-    if not ended:
+    if "late" in last and time.perf_counter() < until:
+        yield {"error": f"no result within {limit:g} s ({began})"}
+    elif "late" not in last and "ended" not in last:
         yield {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)} ({began})"}
 
 
@@ -196,13 +197,13 @@ def _child(make: Callable[[], Iterator[Row]], read: int, write: int) -> None:
             os._exit(0)
 
 
-def _lines(read: int, limit: float) -> Iterator[Row | None]:
-    """One row for each line; None when the next takes too long."""
+def _lines(read: int, limit: float, until: float) -> Iterator[Row]:
+    """One row for each line; ``{"late": True}`` when the next takes too long."""
     rest, deadline = b"", time.perf_counter() + limit
     while True:
-        left = deadline - time.perf_counter()
+        left = min(deadline, until) - time.perf_counter()
         if left <= 0 or not select.select([read], [], [], left)[0]:
-            yield None
+            yield {"late": True}
             return
         piece = os.read(read, 1 << 16)
         if not piece:

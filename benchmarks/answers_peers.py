@@ -47,7 +47,7 @@ class Peer:
 
     def batch(self, asked: Asked) -> int:
         """Of a fit: one example at a time where a Jacobian of all weights is kept for each."""
-        return asked.subject.sizes.batch if self.last else 1
+        return asked.batch if self.last else 1
 
     def fit(self, asked: Asked) -> Job:
         batch = self.batch(asked)

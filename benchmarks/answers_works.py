@@ -81,6 +81,7 @@ class Asked:
         self.inputs = limits.get("inputs") or sizes.inputs
         self.held_out = limits.get("held_out") or sizes.held_out
         self.examples = limits.get("examples") or sizes.fit
+        self.batch = min(sizes.batch, self.examples)
         self.predictions: dict[int, float] = {}  # seconds by number of inputs
 
     @cached_property
@@ -134,7 +135,7 @@ class Asked:
     # The works
 
     def fit(self) -> Job:
-        return Job(lambda: self.fitted, self.examples, self.subject.sizes.batch, fit_note)
+        return Job(lambda: self.fitted, self.examples, self.batch, fit_note)
 
     def tune(self) -> Job:
         def prepare() -> Callable[[], Any]:
@@ -147,7 +148,7 @@ class Asked:
         return self._of_posterior(lambda posterior, x: answer(posterior.predict(x)))
 
     def fit_last(self) -> Job:
-        return Job(lambda: lambda: self.fitted(layers="last"), self.examples, self.subject.sizes.batch)
+        return Job(lambda: lambda: self.fitted(layers="last"), self.examples, self.batch)
 
     def predict_last(self) -> Job:
         def prepare() -> Callable[[], Any]:

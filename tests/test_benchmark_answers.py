@@ -76,9 +76,17 @@ def killed() -> Iterator[dict[str, Any]]:
 
 
 def test_a_process_is_ended_after_its_time_and_keeps_what_it_has() -> None:
-    first, last = answers.forked(slow, limit=1.0)
+    first, last = answers.forked(slow, limit=3.0)
     assert first["seconds"] == 1.0
-    assert last == {"error": "no result within 1 s (running)"}
+    assert last == {"error": "no result within 3 s (running)"}
+
+
+def test_a_process_is_ended_with_the_run_or_when_nothing_more_is_asked() -> None:
+    """What was cut is no error: a later run tries it again."""
+    start = time.perf_counter()
+    assert [row["work"] for row in answers.forked(slow, 30.0, start + 3.0)] == ["fit"]
+    next(answers.forked(slow, 30.0))
+    assert time.perf_counter() - start < 40.0
 
 
 def test_a_process_that_dies_is_an_error_and_one_that_ends_is_none() -> None:
@@ -90,7 +98,7 @@ def test_a_run_goes_on_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.Monk
     """The fit had to be ended: what needs its posterior is not tried, and a later run starts nothing twice."""
     asked: list[float] = []
 
-    def fake(make: Any, limit: float) -> Iterator[dict[str, Any]]:
+    def fake(make: Any, limit: float, until: float) -> Iterator[dict[str, Any]]:
         asked.append(limit)
         yield {"error": "no result within 1 s (running)"}
 
