@@ -17,9 +17,12 @@ from tests.comparison import assert_close
 from whence.engine.batches import Data
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral
-from whence.posteriors.laplace.search import Search
+from whence.posteriors.laplace.search import ScaleSearch, Search
 from whence.posteriors.laplace.validation import projected
-from whence.predictive.projection import Rows, Unshared
+from whence.predictive.dispatch import Method
+from whence.predictive.lattice_rows import EigenvalueLattice, LatticeRows
+from whence.predictive.linearised import differentiate
+from whence.predictive.projection import Rows, Unshared, project, weights_of
 from whence.predictive.separable import Lattice, Pairs, Priors, weighted_linear
 
 DELTAS = [10.0**e for e in (-9, -3, 0, 0.37, 2, 5, 9, 1.1, -1.7)]
@@ -114,6 +117,38 @@ def test_rows_under_many_priors_are_those_under_each(structure: str, together: i
     assert seen
 
 
+@pytest.mark.parametrize("structure", ["kron", "diag", "block", "lowrank", "ekfac"])
+@pytest.mark.parametrize("together", [2**40, 2000])
+def test_a_lattice_stands_for_rows_in_single_precision(structure: str, together: int, set_sizes: Any) -> None:
+    set_sizes(priors=together)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
+    with torch.no_grad():
+        model[2].weight[3] = 0  # a unit that reaches nothing, and eigenvalues of 0
+        model[2].bias[3] = -1
+    x, y = torch.randn(30, 2, 5, 5), torch.randint(4, (30,))
+    posterior = whence.laplace(model, (x, y), likelihood="classification", structure=structure, rank=5)
+    _, found = projected(posterior, x[:6])
+    _, grads = differentiate(posterior, x[:6])
+    seen = 0
+    for (gaussian, blocks), lattice in zip(posterior.gaussians(), found, strict=True):
+        if isinstance(lattice, LatticeRows):
+            seen += 1
+            moved = at(gaussian, (-20, -9, -4, -1, 0, 0.5, 3, 8, 20))
+            exact = project(gaussian, blocks, grads, None).weighted_many(map(weights_of, moved))
+            for ours, wanted in zip(lattice.weighted_priors(Priors(moved)), exact, strict=True):
+                assert_close(ours, wanted, 3e-6, 3e-6 * float(wanted.abs().max()))
+    assert seen
+
+
+def test_a_lattice_needs_single_precision_and_no_negative_eigenvalue() -> None:
+    values = torch.tensor([0.0, 1.0, 4.0])
+    given = [values, values.double(), values - 0.5]
+    found = [EigenvalueLattice.applies(BlockGaussian("a", DiagonalSpectral(v), 1.0, 1.0), 3) for v in given]
+    assert found == [True, False, False]
+    assert not EigenvalueLattice.applies(BlockGaussian("a", DiagonalSpectral(values), 1.0, 1.0), 1_000)
+
+
 def test_a_prior_that_is_too_small_for_the_curvature_gives_nan_and_no_other_does() -> None:
     torch.manual_seed(0)
     rows = Rows(torch.randn(5, 3, 4))
@@ -132,7 +167,7 @@ def test_scores_in_single_and_double_precision_agree() -> None:
     for network in (model, copy.deepcopy(model).double()):
         posterior = whence.laplace(network, data, likelihood="classification")
         loader = Data(validation, posterior.network.device, posterior.network.dtype)
-        search = Search(posterior, loader, "linearised", False, None, None, False)
+        search = Search(posterior, loader, Method.LINEARISED, ScaleSearch.FIXED, None, None, False)
         search._score(posterior, {0.5 * k: [0.0] for k in range(-16, 17)})
         found.append(search.scores)
     assert found[0] == pytest.approx(found[1], rel=1e-4)

@@ -26,6 +26,7 @@ from whence.linalg.spectral import (
     basis_times,
     times_basis,
 )
+from whence.predictive.lattice_rows import FEW_OUTPUTS
 from whence.predictive.separable import Priors, weighted_linear, weighted_rows
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients, MatrixCall
@@ -33,7 +34,6 @@ from whence.recording.layer_input import LayerInput, times
 from whence.recording.units import Units
 
 MANY = 6  # number of priors from which weighting them together pays off
-FEW_OUTPUTS = 32  # number of outputs up to which the products of all pairs are formed
 
 
 class Projection(ABC):

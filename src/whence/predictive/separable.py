@@ -90,7 +90,7 @@ def weighted_rows(rows: Tensor, priors: Priors) -> Tensor:
     size, columns, weights = rows.shape
     upper, place = priors.pairs(columns)
     found = rows.new_zeros(size * upper.shape[1], len(priors))
-    step = max(1, _at_once(rows) // max(len(found) * rows.element_size(), 1))
+    step = max(1, at_once(rows) // max(len(found) * rows.element_size(), 1))
     for start in range(0, weights, step):
         which = slice(start, start + step)
         some = rows[..., which]
@@ -105,7 +105,7 @@ def weighted_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Te
     priors = lattice.shape[0]
     found = g.new_empty(priors, size, upper.shape[1])
     table = lattice.table(a2)
-    step = max(1, _at_once(g) // ((upper.shape[1] + 2 * priors) * outputs * g.element_size()))
+    step = max(1, at_once(g) // ((upper.shape[1] + 2 * priors) * outputs * g.element_size()))
     for start in range(0, size, step):
         which = slice(start, start + step)
         products = g[which, upper[0]] * g[which, upper[1]]  # [n, K (K + 1) / 2, O]
@@ -113,7 +113,7 @@ def weighted_linear(a2: Tensor, g: Tensor, lattice: Lattice, pairs: Pairs) -> Te
     return found[:, :, place]
 
 
-def _at_once(like: Tensor) -> int:
+def at_once(like: Tensor) -> int:
     return sizes().priors if like.device.type == "cpu" else sizes().cuda_priors
 
 
@@ -141,7 +141,7 @@ class Lattice:
         self.shape = tuple(wanted.shape)
         place = (wanted - first) / STEP
         self.base = place.floor().long() - TAPS // 2 + 1  # first lattice point of the interpolation, [R, O]
-        self.taps = (_lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
+        self.taps = (lagrange(place - self.base) / delta.unsqueeze(-1)).to(self.dtype)  # [R, O, TAPS]
         self.blocks = list(self._blocks(*block)) if device.type == "cpu" else []
         small = self.base.numel() * count * self.kernel.element_size() <= SPREAD
         self.whole = self._interpolation_matrix(count) if device.type != "cpu" and small else None  # [M, R · O]
@@ -189,7 +189,7 @@ class Lattice:
                 yield rs, some, slice(low, high + TAPS), spread.movedim(1, 0).flatten(1)
 
 
-def _lagrange(x: Tensor) -> Tensor:
+def lagrange(x: Tensor) -> Tensor:
     """Lagrange weights of the values at 0, 1, …, TAPS − 1 for the polynomial at x: [..., TAPS]."""
     steps = torch.arange(TAPS, device=x.device, dtype=x.dtype)
     away = x.unsqueeze(-1) - steps

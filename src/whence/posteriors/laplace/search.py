@@ -389,5 +389,5 @@ def _one_layer(posterior: Laplace, piece: ProjectedExamples, layer: str, moves: 
         if blocks[0].name == layer:
             moved = projection.weighted_priors(scaled_priors(gaussian, moves))
         else:
-            rest = rest + projection.weighted(*gaussian.weights())
+            rest = rest + projection.weighted_priors(scaled_priors(gaussian, [0.0]))[0]
     return rest, moved

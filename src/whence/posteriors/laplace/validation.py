@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -18,12 +18,20 @@ from whence.engine.progress import progress_bar
 from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
-from whence.predictive.projection import Projection, Unshared, project
+from whence.predictive.lattice_rows import EigenvalueLattice
+from whence.predictive.projection import Rows, Unshared, project
 from whence.predictive.separable import Priors
 
 if TYPE_CHECKING:
     from whence.linalg.gaussian import BlockGaussian
     from whence.posteriors.laplace.posterior import Laplace
+
+
+class Tunable(Protocol):
+    """The Jacobian of some inputs in a block, in a form that gives their covariance under any prior."""
+
+    def weighted_priors(self, priors: Priors) -> Tensor:
+        """J Σ Jᵀ under R priors, [R, N, C, C]."""
 
 
 class ScaledPriors:
@@ -53,7 +61,7 @@ class ProjectedExamples:
     """Some validation examples: their outputs, and their Jacobians in the eigenbases of the blocks."""
 
     mean: Tensor  # [N, C]
-    projections: list[Projection]
+    projections: list[Tunable]
     targets: Tensor
     index: int  # of their batch
     covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r (rounded)
@@ -97,6 +105,7 @@ class Validation:
         self._expected: list[float] = []
         self._covariance = 0  # bytes of one
         self._found: list[ProjectedExamples] = []  # with the covariances of earlier passes, without projections
+        self._lattices: Lattices = {}
         self._first: ProjectedExamples | None = None  # some examples, which are always kept
         self._room: float = sizes().cuda_validation if data.device.type == "cuda" else sizes().validation
 
@@ -183,7 +192,9 @@ class Validation:
         for batch in self.batches(posterior.likelihood):
             targets = batch.targets
             for inputs in linearised.pieces(posterior, one(batch.inputs), label=None):
-                found = linearised.fitting(posterior, lambda x: projected(posterior, x), inputs, "tuning")
+                found = linearised.fitting(
+                    posterior, lambda x: projected(posterior, x, self._lattices), inputs, "tuning"
+                )
                 for mean, projections in found:
                     yield ProjectedExamples(mean, projections, targets[: len(mean)], batch.index)
                     targets = targets[len(mean) :]
@@ -204,12 +215,27 @@ def _joined(one: ProjectedExamples, other: ProjectedExamples) -> ProjectedExampl
     return replace(other, covariances=one.covariances | other.covariances)
 
 
-def projected(posterior: Laplace, inputs: Inputs) -> tuple[Tensor, list[Projection]]:
+Lattices = dict[int, EigenvalueLattice | None]  # by block; None where rows are kept
+
+
+def projected(posterior: Laplace, inputs: Inputs, lattices: Lattices | None = None) -> tuple[Tensor, list[Tunable]]:
     """One forward and backward pass, and one rotation into the eigenbasis of each block."""
     mean, grads = linearised.differentiate(posterior, inputs)
-    keep = posterior.curvature.keep
-    found = [project(gaussian, blocks, grads, keep) for gaussian, blocks in posterior.gaussians()]
-    return mean.detach(), [replace(p, left=None, unrotated=None) if isinstance(p, Unshared) else p for p in found]
+    lattices = {} if lattices is None else lattices
+    found: list[Tunable] = []
+    for i, (gaussian, blocks) in enumerate(posterior.gaussians()):
+        projection = project(gaussian, blocks, grads, posterior.curvature.keep)
+        if isinstance(projection, Rows):
+            if i not in lattices:
+                fits = EigenvalueLattice.applies(gaussian, projection.rotated.shape[1])
+                lattices[i] = EigenvalueLattice(gaussian) if fits else None
+            lattice = lattices[i]
+            found.append(projection if lattice is None else lattice.of(projection.rotated, projection.outside))
+        elif isinstance(projection, Unshared):
+            found.append(replace(projection, left=None, unrotated=None))
+        else:
+            found.append(projection)
+    return mean.detach(), found
 
 
 def _key(r: float) -> float:
