@@ -213,3 +213,29 @@ def test_later_layers_of_a_class_token_count_it_alone() -> None:
     assert float(counts["body.layers.0.linear1"]) == sum(map(len, texts))
     assert float(counts["body.layers.1.linear1"]) == 20
     assert float(counts["body.layers.1.self_attn"]) == sum(map(len, texts)), "keys and values of all tokens are read"
+
+
+def test_maxima_and_bounds_of_numbers_stay_as_they_are() -> None:
+    """Lengths that are compared, and positions clamped to the size of a table, in a narrow network."""
+    torch.manual_seed(0)
+
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.far, self.head = nn.Embedding(11, 4), nn.Embedding(3, 4), nn.Linear(4, 3)
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            there = tokens != PAD
+            assert int(there.sum(1).max()) == float(there.sum(1).max().item()) <= tokens.shape[1]
+            place = torch.clamp(input=torch.arange(tokens.shape[1]), max=2)
+            h = torch.relu(self.inner(self.table(tokens) + self.far(place)))
+            h = (h + 1e-3).clamp_(min=1e-6).log() * there.unsqueeze(-1)
+            return self.head(h.sum(1))
+
+    texts, y = sentences(), torch.arange(20) % 3
+    model = Bounded().double()
+    fits = [fit(model, (padded(texts, length), y)) for length in (8, 20)]
+    assert_same(*fits)
+    [inner] = [s for b, s in zip(fits[0].blocks, fits[0].curvature.structures, strict=True) if b.name == "inner"]
+    assert float(inner.count) == sum(map(len, texts))

@@ -105,51 +105,50 @@ def _softened(recording: Recording, column: Tensor, wanted: list[int]) -> dict[i
 
 
 class Softened(Recorder):
-    """A pass that replaces functions whose derivative can be zero."""
+    """A pass with the values of the network, in which functions whose derivative can be zero pass gradients on."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        x = args[0] if args else kwargs.get("input")
         stand_in = STAND_INS.get(func)
-        if stand_in is not None:
-            return stand_in(func, *args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+        if stand_in is None or not isinstance(x, Tensor) or not x.requires_grad:
+            return super().__torch_function__(func, types, args, kwargs)
+        through = _zeros_of(x)  # first: ``func`` may work in place
+        return stand_in(func(*args, **kwargs), through, args[1:], kwargs)
 
 
-def _on(func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return F.leaky_relu(x, 0.5)
+def _zeros_of(x: Tensor) -> Tensor:
+    """Zeros through which a gradient reaches every entry that was not masked."""
+    kept = torch.where(x.isfinite() & (x > MASKED), x, 0.0)
+    return kept - kept.detach()
 
 
-def _as_it_is(func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x * 1
+def _on(hard: Tensor, through: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return hard + 0.5 * through
 
 
-def _maximum(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A weighted sum of all entries that were not masked."""
-    hard = func(x, *args, **kwargs)
-    values = hard if isinstance(hard, Tensor) else hard[0]
-    other = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("other")
-    if isinstance(other, Tensor):
-        soft = x + other
+def _maximum(hard: Any, through: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every entry contributes to the maximum that it was compared for."""
+    first = args[0] if args else kwargs.get("other", kwargs.get("dim"))
+    keep = bool(kwargs.get("keepdim", len(args) > 1 and args[1]))
+    if isinstance(first, Tensor):
+        soft = through + _zeros_of(first) if first.requires_grad else through
     else:
-        soft = torch.where(x > MASKED, x, 0.0).sum() * 1e-3 + values
-        dim, keep = kwargs.get("dim", args[0] if args else None), bool(kwargs.get("keepdim", len(args) > 1 and args[1]))
-        if dim is not None and dim != ():
-            soft = torch.where(x > MASKED, x, 0.0).sum(dim, keepdim=keep) * 1e-3 + values
-    return soft if isinstance(hard, Tensor) else type(hard)((soft, hard[1]))
+        soft = through.sum() if first is None or first == () else through.sum(first, keepdim=keep)
+    if isinstance(hard, Tensor):
+        return hard + 1e-3 * soft
+    return type(hard)((hard[0] + 1e-3 * soft, hard[1]))
 
 
-def _pooled(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    hard = func(x, *args, **kwargs)
-    if not isinstance(hard, Tensor):
-        return hard
-    spread = F.adaptive_avg_pool1d(torch.where(x > MASKED, x, 0.0), hard.shape[-1])
-    return hard + 1e-3 * spread
+def _pooled(hard: Any, through: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return hard + 1e-3 * F.adaptive_avg_pool1d(through, hard.shape[-1]) if isinstance(hard, Tensor) else hard
 
 
 STAND_INS: dict[Any, Any] = {
     **dict.fromkeys((F.relu, torch.relu, torch.Tensor.relu, torch.relu_, torch.Tensor.relu_), _on),
     **dict.fromkeys((F.relu6, F.hardtanh, F.hardswish, F.hardsigmoid, F.threshold), _on),
-    **dict.fromkeys((torch.clamp, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clamp_min), _as_it_is),
-    **dict.fromkeys((torch.clamp_min, torch.clamp_max, torch.Tensor.clamp_max), _as_it_is),
+    **dict.fromkeys((torch.clamp, torch.Tensor.clamp, torch.Tensor.clamp_, torch.Tensor.clamp_min), _on),
+    **dict.fromkeys((torch.clamp_min, torch.clamp_max, torch.Tensor.clamp_max), _on),
     **dict.fromkeys((torch.max, torch.amax, torch.Tensor.max, torch.Tensor.amax, torch.maximum), _maximum),
     **dict.fromkeys((F.max_pool1d, F.adaptive_max_pool1d), _pooled),
 }
