@@ -104,6 +104,33 @@ def test_decoders_read_the_labels_before() -> None:
     assert probs.shape[0] == 10
 
 
+def shift_tokens_right(labels: Tensor, pad: int, start: int) -> Tensor:
+    """As in the files of models that have no method for it."""
+    shifted = labels.roll(1, 1)
+    shifted[:, 0] = start
+    return shifted.masked_fill(shifted == -100, pad)
+
+
+def test_decoders_whose_file_shifts_the_labels() -> None:
+    torch.manual_seed(0)
+
+    class Plain(Decoding):
+        prepare_decoder_input_ids_from_labels = None  # type: ignore[assignment]
+
+    model = Plain().double()
+    model.config.pad_token_id, model.config.decoder_start_token_id = 1, 2
+    ids, labels = torch.randint(7, (10, 5)), torch.randint(7, (10, 6))
+    labels[3, 4:] = -100
+    likelihood = whence.Categorical(class_dim=-1)
+    posterior = fit_batches(model, [{"input_ids": ids, "labels": labels}], likelihood=likelihood)
+    logits = model(ids, shift_tokens_right(labels, 1, 2)).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert posterior.record.loss == pytest.approx(float(loss))
+    model.config.decoder_start_token_id = None
+    with pytest.raises(BadData, match="no 'decoder_input_ids'"):
+        fit_batches(model, [{"input_ids": ids, "labels": labels}], likelihood=likelihood)
+
+
 def fit_batches(model: nn.Module, batches: Any, **options: Any) -> whence.Laplace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)

@@ -6,6 +6,7 @@ while whence computes the loss from the logits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,13 +73,24 @@ class _Decoder:
         given = isinstance(inputs, Mapping) and any(key.startswith("decoder_input") for key in inputs)
         if given or not isinstance(inputs, Mapping) or not isinstance(targets, Tensor) or targets.dim() != 2:
             return inputs, targets
-        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is None:
+        shifted = self._shifted(targets)
+        if shifted is None:
             raise BadData(
                 f"{type(self.model).__name__} has a decoder, but its batches have no 'decoder_input_ids'. Add the "
                 "decoder's inputs to the inputs."
             )
-        return {**inputs, "decoder_input_ids": shift(labels=targets)}, targets
+        return {**inputs, "decoder_input_ids": shifted}, targets
+
+    def _shifted(self, labels: Tensor) -> Tensor | None:
+        """The labels as the model's own loss shifts them: by a method, or by a function of the model's file."""
+        method = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if method is not None:
+            return method(labels=labels)  # type: ignore[no-any-return]
+        function = getattr(sys.modules.get(type(self.model).__module__), "shift_tokens_right", None)
+        start = getattr(self.model.config, "decoder_start_token_id", None)
+        if function is None or start is None:
+            return None
+        return function(labels, self.model.config.pad_token_id, start)  # type: ignore[no-any-return]
 
 
 def say_if_unshifted(inputs: Any, targets: Tensor, outputs: Tensor) -> None:

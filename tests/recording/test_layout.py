@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
-from whence.errors import Notice
+from whence.errors import Notice, UnsupportedLayer
 from whence.likelihoods import Categorical
 from whence.recording import layout
 from whence.recording.recorder import probe_like
@@ -92,3 +92,22 @@ def test_dead_examples_do_not_hide_the_example_dimension() -> None:
     together = whence.laplace(model, (x, y), **options)
     alone = whence.laplace(model, [(x[n : n + 1], y[n : n + 1]) for n in range(8)], **options)
     assert_close(together.covariance(), alone.covariance())
+
+
+def test_a_network_without_a_backward_pass_is_refused_in_words() -> None:
+    """A state that is overwritten in evaluation mode, though the gradient needs it."""
+
+    class Stateful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = self.inner(x).exp()
+            out = self.head(state)
+            state += 1
+            return out
+
+    data = torch.randn(6, 3), torch.arange(6) % 2
+    with pytest.raises(UnsupportedLayer, match=r"a backward pass .* fails in evaluation mode.*inplace operation"):
+        quietly(Stateful(), data, likelihood="classification")

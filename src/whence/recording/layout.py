@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whence.engine.batches import Inputs, concatenate, size_of, take
 from whence.engine.memory import none_if_out_of_memory, release, sizes
-from whence.errors import BadData
+from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
 from whence.recording.independence import check_alone
@@ -219,7 +219,17 @@ def by_example(seen: Pass, size: int) -> list[Tensor]:
 
 
 def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
-    grads = by_example(seen, size)
+    try:
+        grads = by_example(seen, size)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedLayer(
+            "a backward pass through the network fails in evaluation mode, in which whence needs gradients: "
+            f"{reason} A cache or a state that is written in place may be the reason; switch it off, as with "
+            "use_cache=False."
+        ) from error
     for i, use in enumerate(seen.uses):
         layout = find_layout(use, grads[i], size)
         if layout is not None:
