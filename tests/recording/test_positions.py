@@ -239,3 +239,22 @@ def test_maxima_and_bounds_of_numbers_stay_as_they_are() -> None:
     assert_same(*fits)
     [inner] = [s for b, s in zip(fits[0].blocks, fits[0].curvature.structures, strict=True) if b.name == "inner"]
     assert float(inner.count) == sum(map(len, texts))
+
+
+def test_tokens_that_are_kept_at_random_are_said() -> None:
+    """Another number of positions in every pass, as in a transformer that samples its tokens."""
+    torch.manual_seed(0)
+
+    class Sampling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head, self.passes = nn.Linear(3, 2), nn.Linear(2, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            h = torch.relu(self.inner(x[:, : 3 + self.passes % 3]))
+            return self.head(h.sum(1))
+
+    x, y = torch.randn(30, 6, 3, dtype=torch.float64), torch.randint(3, (30,))
+    with pytest.warns(Notice, match="something is random in evaluation mode"):
+        whence.laplace(Sampling().double(), (x, y), likelihood="classification", progress=False)

@@ -98,8 +98,9 @@ def _softened(recording: Recording, column: Tensor, wanted: list[int]) -> dict[i
     grads = again.differentiate(column)
     found = {}
     for i in wanted:
-        place = places.get(recording.calls[i].use.key)
-        if place is not None:
+        use = recording.calls[i].use
+        place = places.get(use.key)
+        if place is not None and again.calls[place].use.shape == use.shape:  # else it keeps tokens at random
             found[i] = _reached(grads.grads[place])
     return found
 
