@@ -172,6 +172,14 @@ def test_a_replaced_forward_is_refused_by_name() -> None:
         fit(model)
 
 
+def test_a_replaced_forward_behind_an_object_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    around = Around(model[0].forward)
+    model[0].forward = lambda x: around(x).double()
+    with pytest.raises(UnsupportedLayer, match="the forward of '0' was replaced by a function that refers"):
+        fit(model)
+
+
 def test_a_compiled_forward_is_the_class_s_own() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -193,13 +201,28 @@ def test_a_replaced_forward_that_holds_nothing_of_the_network_is_fine() -> None:
     assert_close(fit(model).covariance(), wanted.covariance(), 1e-12)
 
 
-def test_autocast_that_training_has_left() -> None:
-    """As accelerate wraps the forward of a model for half precision."""
+class Around:
+    """An object in place of a function, as the one that turns outputs back into float32."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Tensor:
+        return self.function(*args).float()
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_autocast_that_training_has_left(converted: bool) -> None:
+    """As accelerate wraps the forward of a model for half precision, with and without its outputs converted."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     wanted = fit(copy.deepcopy(model), X.float())
     model._original_forward = model.forward
-    model.forward = types.MethodType(torch.autocast("cpu", torch.bfloat16)(model.forward.__func__), model)
+    forward = torch.autocast("cpu", torch.bfloat16)(model.forward.__func__)
+    if converted:
+        around = Around(forward)
+        forward = lambda *args: around(*args)  # noqa: E731
+    model.forward = types.MethodType(forward, model)
     with pytest.warns(Notice, match=r"wrapped in autocast by accelerate.*pass autocast=torch.bfloat16"):
         posterior = whence.laplace(model, (X.float(), Y), likelihood="classification", progress=False)
     assert_close(posterior.covariance(), wanted.covariance(), 1e-6)

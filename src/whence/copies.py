@@ -119,7 +119,7 @@ def _reaches(forward: Any, mine: set[int]) -> bool:
 
 
 def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
-    """Objects that a callable refers to: bound objects, closures, defaults, wrapped functions, globals."""
+    """Objects that a callable refers to: bound objects, attributes, closures, defaults, wrapped functions, globals."""
     yield value
     if depth == 0 or isinstance(value, (nn.Module, Tensor)):
         return
@@ -141,6 +141,8 @@ def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
             parts += [] if getattr(value, name, None) is None else [getattr(value, name)]
     elif isinstance(value, (list, tuple)):
         parts = list(value)
+    elif callable(value) and not isinstance(value, type):  # an object that stands for a function
+        parts = list(getattr(value, "__dict__", {}).values())
     for part in parts:
         yield from _inside(part, depth - 1)
 
