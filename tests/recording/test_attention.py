@@ -27,7 +27,7 @@ def test_fused_attention_gives_the_same_factors(monkeypatch: pytest.MonkeyPatch)
     data, options = (text[:, :-1], text[:, 1:]), {"likelihood": Categorical(class_dim=-1), "curvature": "mc"}
     found = quietly(model, data, generator=torch.Generator().manual_seed(0), **options)
     forward = plan.forward
-    monkeypatch.setattr(plan, "forward", lambda network, inputs, fused: forward(network, inputs, False))
+    monkeypatch.setattr(plan, "forward", lambda network, inputs, fused, *more: forward(network, inputs, False, *more))
     plain = quietly(model, data, generator=torch.Generator().manual_seed(0), **options)
     for a, b in zip(found.curvature.structures, plain.curvature.structures, strict=True):
         for key, value in a.tensors().items():

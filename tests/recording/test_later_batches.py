@@ -235,3 +235,53 @@ def test_a_layer_that_some_batches_do_not_use(structure: str) -> None:
     other = x.clone()
     other[:, 0] = -1.0
     assert posterior.predict(other).probs.shape == (12, 2)
+
+
+class Dropped(nn.Module):
+    """Drops the dimension of the examples where there is one, and adds a table of tokens or a vector."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+        self.shift = nn.Parameter(torch.randn(*shape, 4, dtype=DOUBLE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        if len(x) == 1:
+            h = h[0]
+        if self.shift.dim() == 2:
+            h = h.unsqueeze(-2).expand(*h.shape[:-1], 5, 4).unsqueeze(-3) + self.shift.unsqueeze(-2)
+            h = h.mean((-3, -2))
+        else:
+            h = h + self.shift
+        return self.head(h.tanh().reshape(len(x), 4))
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_an_example_alone_whose_dimension_is_dropped(shape: tuple[int, ...], structure: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = Dropped(*shape), torch.randn(4, 4, dtype=DOUBLE), torch.tensor([0, 1, 2, 0])
+    options = {"likelihood": "classification", "structure": structure, "prior_precision": 1.0}
+    together = whence.laplace(model, (x, y), **options)
+    apart = whence.laplace(model, [(x[:3], y[:3]), (x[3:], y[3:])], **options)
+    for name, value in together.variance().items():
+        assert_close(apart.variance()[name], value, 1e-12)
+    assert_close(apart.predict(x[3:]).logit_cov, together.predict(x).logit_cov[3:], 1e-10)
+
+
+class Otherwise(Two):
+    """Computes something else for an example alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            return self.head((x @ (self.a.weight.mT * 2) / 2 + self.a.bias).tanh())
+        return self.head(self.a(x).tanh())
+
+
+def test_an_example_alone_that_uses_a_weight_otherwise_is_refused() -> None:
+    torch.manual_seed(0)
+    model, x, y = Otherwise(), torch.randn(4, 4, dtype=DOUBLE), torch.tensor([0, 1, 2, 0])
+    posterior = whence.laplace(model, [(x, y)], likelihood="classification", layers=["a"])
+    with pytest.raises(UnsupportedLayer, match=r"uses 'a\.(weight|bias)' differently"):
+        posterior.predict(x[:1])

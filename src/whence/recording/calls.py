@@ -113,7 +113,7 @@ class Recording:
                     calls.append((len(self.calls), ref))
             if refs:
                 self.needed.append(index)
-                layout = plan.layout_of(use)
+                layout = plan.layout_of(use, size)
                 assert layout is not None
                 self.calls.append(LayerCall(use, layout, size, keep_graph, plan.network.autocast))
 

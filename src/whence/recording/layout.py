@@ -36,11 +36,13 @@ PASSED_ON = {  # functions that keep the outputs of a layer, or shift all classe
 class Layout:
     """The position of the examples among a call's leading dimensions."""
 
-    kind: Literal["dim", "major", "minor"]
+    kind: Literal["dim", "major", "minor", "alone"]  # alone: one example, which has every row
     dim: int = 0
 
     def examples_first(self, t: Tensor, lead: int, size: int) -> Tensor:
         """Move the examples to position ``lead``: [*before, *lead dims, features] → [*before, N, T, features]."""
+        if self.kind == "alone":
+            return t.reshape(*t.shape[:lead], 1, -1, t.shape[-1])
         if self.kind == "dim":
             t = t.movedim(lead + self.dim, lead)
         elif self.kind == "major":
@@ -50,6 +52,8 @@ class Layout:
         return t.reshape(*t.shape[: lead + 1], -1, t.shape[-1])
 
     def fits(self, lead_shape: tuple[int, ...], size: int) -> bool:
+        if self.kind == "alone":
+            return size == 1
         if self.kind == "dim":
             return self.dim < len(lead_shape) and lead_shape[self.dim] == size
         return bool(lead_shape) and lead_shape[0] % size == 0
@@ -237,6 +241,13 @@ def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
             continue
         for ref in use.refs:
             found.unexplained[ref.name] = "it acts on values that the examples of a batch share"
+
+
+def unexplained_by(seen: Pass, network: Network, selected: list[str]) -> dict[str, str]:
+    """The parameters whose gradient in a pass is not rebuilt from its calls, with the reason."""
+    found = Inspection()
+    _check_gradients(found, seen, network, selected)
+    return found.unexplained
 
 
 def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: list[str]) -> None:

@@ -17,8 +17,8 @@ from whence.functional import Network
 from whence.recording.blocks import Block, GradientSource, partition
 from whence.recording.calls import Recording
 from whence.recording.gradients import PerExample
-from whence.recording.layout import Inspection, Layout, contradicted, inspect, lead_shape
-from whence.recording.recorder import Pass, Use, forward
+from whence.recording.layout import Inspection, Layout, contradicted, inspect, lead_shape, unexplained_by
+from whence.recording.recorder import Pass, Recorder, Use, forward
 from whence.recording.roles import Description, describe
 
 CONFIRMED = 4  # examples of later batches that are checked
@@ -64,9 +64,11 @@ class Plan:
         """The example dimension of each call, from the first batch or the latest one that differed."""
         return ChainMap(self.network.runtime.layouts, self.inspection.layouts)
 
-    def layout_of(self, use: Use) -> Layout | None:
-        """The example dimension of a call."""
-        return self.layouts.get(use.key)
+    def layout_of(self, use: Use, size: int | None = None) -> Layout | None:
+        """The example dimension of a call; all rows belong to an example that is alone, if the dimension is dropped."""
+        layout = self.layouts.get(use.key)
+        dropped = size == 1 and layout is not None and not layout.fits(lead_shape(use), 1)
+        return Layout("alone") if dropped else layout
 
     def record(self, inputs: Inputs, size: int, keep_graph: bool = False, fused: bool = False) -> Recording:
         """Run a batch forward.
@@ -74,7 +76,7 @@ class Plan:
         With ``keep_graph`` the recorded inputs stay differentiable; with ``fused`` attention may use its fused
         kernels, which allow one backward pass.
         """
-        seen = forward(self.network, inputs, fused)
+        seen = forward(self.network, inputs, fused, self._recorder(size))
         if seen.outputs.shape[0] != size:
             raise BadData(
                 f"{size} examples went in, but the outputs have shape {list(seen.outputs.shape)}. The first "
@@ -84,7 +86,9 @@ class Plan:
         return Recording(self, inputs, seen, size, keep_graph)
 
     def _inspect_new_calls(self, seen: Pass, inputs: Inputs, size: int) -> None:
-        """Inspect calls that the first batch did not make."""
+        """Inspect calls that the first batch did not make; of an example alone also those that it does not make."""
+        if size == 1 and seen.outputs.requires_grad and not self.layouts.keys() <= {use.key for use in seen.uses}:
+            self._check_alone(inputs)
         if all(self._is_known(use, size) for use in seen.uses):
             return
         again = inspect(self.network, self.network.selected, inputs)
@@ -93,10 +97,23 @@ class Plan:
         left = [use for use in seen.uses if not self._is_known(use, size)]
         self._refuse({n: "its rows cannot be assigned to examples" for use in left for n in self._own_parameters(use)})
 
+    def _recorder(self, size: int) -> Recorder:
+        return Recorder(self.network, self.layouts.keys() if size == 1 else ())
+
+    def _check_alone(self, inputs: Inputs) -> None:
+        """Refuse an example alone whose calls do not explain its gradients, as where its dimension is dropped."""
+        alone = forward(self.network, map_tensors(Tensor.detach, inputs), recorder=self._recorder(1))
+        odd = unexplained_by(alone, self.network, self.network.selected)
+        for name in sorted(odd.keys() & self.block_of.keys()):
+            raise UnsupportedLayer(
+                f"the forward pass uses {name!r} differently for one example alone than for several: {odd[name]}. "
+                "Keep the dimension of the examples where there is one, or pass several together."
+            )
+
     def _is_known(self, use: Use, size: int) -> bool:
         if not self._own_parameters(use):
             return True
-        layout, fitting = self.layout_of(use), self.network.runtime.fitting_layouts
+        layout, fitting = self.layout_of(use, size), self.network.runtime.fitting_layouts
         if layout is None:
             return False
         key = (use.key, layout, use.shape, size)

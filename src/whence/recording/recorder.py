@@ -8,7 +8,7 @@ context manager, and leaves nothing behind after an exception.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from whence.recording.broadcast import (
     PRODUCTS,
     PRODUCTS_IN_PLACE,
     AddedRule,
+    BroadcastRule,
     ScaledRule,
     added_rows,
     broadcast_rule,
@@ -93,9 +94,10 @@ MAXIMA = {
 class Recorder(TorchFunctionMode):
     """Collects the uses of a network's selected parameters."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, alone: Collection[Any] = ()) -> None:
         super().__init__()
         self.network = network
+        self.alone = alone  # keys of calls to expect of an example alone, whose dimension may be dropped
         self.uses: list[Use] = []
         self.counts: dict[Any, int] = {}
         self.recurrent: list[RecurrentCall] = []
@@ -174,7 +176,7 @@ class Recorder(TorchFunctionMode):
         for x, p in operands(args, kwargs):
             ref, seen = self._ref(p) or self._reshaped(p), self.looked_up.get(id(p))
             if ref is not None and not ref.offset:
-                rule = broadcast_rule(AddedRule, x, p, out)
+                rule = self._broadcast(AddedRule, x, p, out, (None, ref))
                 if rule is not None:
                     self._add(rule, None, ref, out)
             elif seen is not None:  # looked up once for all examples
@@ -197,9 +199,19 @@ class Recorder(TorchFunctionMode):
     def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for x, p in pairs:
             ref = self._ref(p) or self._reshaped(p)
-            rule = None if ref is None else broadcast_rule(ScaledRule, x, p, out)
+            rule = None if ref is None else self._broadcast(ScaledRule, x, p, out, (ref, None))
             if rule is not None:
                 self._add(rule, ref, None, out)
+
+    def _broadcast(
+        self, kind: type[BroadcastRule], x: Tensor, p: Tensor, out: Tensor, refs: tuple[Ref | None, Ref | None]
+    ) -> BroadcastRule | None:
+        """The rule of a parameter that is repeated, or that acts on an example alone as it does on several."""
+        rule = broadcast_rule(kind, x, p, out)
+        expected = rule is None and p.shape == out.shape and bool(self.alone)
+        if expected and (kind.__name__, *refs, self.counts.get(refs, 0)) in self.alone:
+            return kind(x, (), out.shape)
+        return rule
 
     def _product_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A product that overwrites one of its factors, which is copied before."""
