@@ -231,3 +231,17 @@ def test_a_network_that_fails_says_on_what() -> None:
     model = nn.Sequential(nn.Linear(5, 3)).double()
     with pytest.raises(BadData, match=r"failed on inputs \(\[12, 4\] float64\) with RuntimeError: mat1 and mat2"):
         fit(model)
+
+
+@pytest.mark.parametrize("ask", ["predict", "sampled", "where"])
+def test_questions_about_inputs_on_which_the_network_fails(ask: str) -> None:
+    """Other features than in training: said as at the fit, not by torch's error alone."""
+    x = torch.randn(12, 4)
+    posterior = whence.laplace(nn.Linear(4, 3), (x, torch.arange(12) % 3), likelihood="classification", progress=False)
+    questions = {
+        "predict": posterior.predict,
+        "sampled": lambda x: posterior.predict(x, method="sampled"),
+        "where": posterior.where,
+    }
+    with pytest.raises(BadData, match=r"failed on inputs \(\[5, 7\] float32\) with RuntimeError: mat1 and mat2"):
+        questions[ask](torch.randn(5, 7))

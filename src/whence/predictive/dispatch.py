@@ -20,6 +20,7 @@ from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.linearised_draws import Probes, check_probes, directions_for, linearised_draws
 from whence.predictive.links import LINK_POINTS, Link
 from whence.predictive.predictions import JointPrediction, Prediction
+from whence.recording.independence import failures_explained
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -44,6 +45,20 @@ def predict(
     probes: Any = "auto",
 ) -> Prediction | JointPrediction:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.predict`."""
+    with failures_explained(posterior.network, x):
+        return _predict(posterior, x, method, link, num_samples, generator, joint, probes)
+
+
+def _predict(
+    posterior: Laplace,
+    x: Any,
+    method: str | None,
+    link: str,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+    joint: bool,
+    probes: Any,
+) -> Prediction | JointPrediction:
     given = Method.LINEARISED if joint and method is None else method or posterior.default_method
     if Method.parse(given, "method") is Method.LINEARISED:
         return linearised_prediction(posterior, x, link, num_samples, generator, joint, probes)

@@ -9,13 +9,15 @@ refused.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.engine import memory
-from whence.engine.batches import Inputs, map_tensors, size_of, take
+from whence.engine.batches import Inputs, is_inputs, map_tensors, size_of, take
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory, notice
 from whence.functional import Network, described, differentiable
 from whence.recording.recorder import TOLERANCE, Pass, densified, forward, gradients, probe_like
@@ -41,6 +43,17 @@ def first_outputs(network: Network, inputs: Any) -> Tensor:
             return _outputs(network, inputs, 1)  # raises what went wrong
         memory.release(network.device)
         count //= 2
+
+
+@contextlib.contextmanager
+def failures_explained(network: Network, x: Any) -> Iterator[None]:
+    """Where the network itself fails on the inputs of a question, raise that in words."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) in FAILURES and not is_out_of_memory(error) and is_inputs(x):
+            first_outputs(network, next(network.pieces(x, LOOKED_AT)))
+        raise
 
 
 def check_independent(network: Network, inputs: Any, outputs: Tensor) -> None:

@@ -14,6 +14,7 @@ from whence.engine.batches import from_numpy
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive.linearised_draws import check_probes
 from whence.recording.blocks import Block
+from whence.recording.independence import failures_explained
 from whence.tables import Table, number, text
 from whence.where import tables
 from whence.where.activations import activations, disagreement
@@ -319,7 +320,9 @@ def where_laplace(
     x = from_numpy(x)
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # it is read more than once
-    return where_given(posterior, x, shares(posterior, x, question, units=True))
+    with failures_explained(posterior.network, x):
+        found = shares(posterior, x, question, units=True)
+    return where_given(posterior, x, found)
 
 
 def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
