@@ -269,7 +269,7 @@ def test_classes_in_the_last_dimension() -> None:
 def test_serving(name: str, tmp_path) -> None:
     case = ALL[name](9)
     posterior = fitted(case)
-    module = posterior.as_module(5, generator=torch.Generator().manual_seed(0))
+    module = posterior.as_module(5, generator=torch.Generator().manual_seed(0), method="sampled")
     draws = posterior.draw(5, generator=torch.Generator().manual_seed(0))
     wanted = draws.predict(case.x)
     got = module(case.x)

@@ -19,8 +19,10 @@ from whence.engine.batches import Inputs
 from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
+from whence.predictive.dispatch import Method
 from whence.predictive.predictions import JointPrediction, P_co
 from whence.predictive.sampled import FunctionDraws
+from whence.predictive.serving import ServedModule
 from whence.predictive.sources import Source
 from whence.recording.blocks import Block, GradientSource, Param, owner_of
 
@@ -203,9 +205,38 @@ class Posterior(ABC, Generic[P_co]):
 
     # Keeping
 
+    def as_module(
+        self,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        method: Literal["linearised", "sampled"] | None = None,
+        check: Any = None,
+        defer: Any = None,
+        novelty: Any = None,
+    ) -> ServedModule:
+        """A module of fixed draws that returns (mean, uncertainty, epistemic), for export.
+
+        ``method``: ``"linearised"`` serves f(x) ± J(x) z along drawn directions z, ``"sampled"`` networks with drawn
+        weights; None is how the posterior predicts. ``check``: inputs on which the module is compared with
+        :meth:`predict`; the result is its ``difference`` (None: training inputs, where some are kept).
+        ``defer``: a threshold of the uncertainty, or a rule that has one. ``novelty``: reference inputs that were not
+        trained on, for a novelty score. See docs/serving.md.
+        """
+        from whence.posteriors.serving import as_module
+
+        return as_module(self, num_samples, generator, method, check, defer, novelty)
+
     @abstractmethod
-    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
-        """An ``nn.Module`` for serving."""
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        """A module x → fixed draws of the raw outputs [S, N, …]; ``example`` has inputs to trace the network on."""
+
+    @property
+    def example(self) -> Inputs | None:
+        """Some training inputs, where they are kept."""
+        return None if self.probe is None else self.probe[0]
 
     @abstractmethod
     def save(self, path: str | Path) -> None:

@@ -21,6 +21,7 @@ from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
 from whence.predictive.dispatch import Method
 from whence.predictive.predictions import Prediction
+from whence.predictive.serving import SERVED_DRAWS, Members
 from whence.predictive.sources import Drawn, Source
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class DrawnPosterior(Posterior):
         with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             return draws.predict(x)
 
-    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
-        """A module of fixed draws that returns (mean, uncertainty, epistemic)."""
-        from whence.predictive.serving import served
-
-        return served(self.likelihood, self.draw(num_samples, generator=generator).modules())
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        self._refuse_closed_forms(method, None, False)
+        return Members(self.draw(num_samples or SERVED_DRAWS, generator=generator).modules())
 
     def sources(
         self, method: str | None = None, num_samples: int | None = None, generator: torch.Generator | None = None

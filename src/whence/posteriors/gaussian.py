@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.engine.batches import Inputs, take
 from whence.engine.contexts import full_precision
@@ -130,6 +130,16 @@ class GaussianPosterior(DrawnPosterior, WeightPosterior):
             return super().sources(method, num_samples, generator)
         points = Points(num_samples or LINK_POINTS, None if generator is None else seed_from(generator))
         return [Linearised(self.network, lambda x: self.linearisable(x[:SEEN].detach()), points)]
+
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        from whence.posteriors.serving import gaussian_outputs
+
+        def deviations(count: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+            return {n: w - self.network.params[n].detach() for n, w in self.sample(count, generator).items()}
+
+        return gaussian_outputs(self, deviations, method, num_samples, generator, example)
 
     def _refuse_closed_forms(self, method: Any, link: Any, joint: bool) -> None:
         """Refuse link and joint without method='linearised'."""

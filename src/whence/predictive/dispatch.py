@@ -62,7 +62,7 @@ def _predict(
     given = Method.LINEARISED if joint and method is None else method or posterior.default_method
     if Method.parse(given, "method") is Method.LINEARISED:
         return linearised_prediction(posterior, x, link, num_samples, generator, joint, probes)
-    _check_count(num_samples)
+    check_count(num_samples)
     if check_probes(probes) is not Probes.AUTO:
         raise BadOption(f"probes={probes!r} is for the linearised predictive; for weight draws pass num_samples.")
     if joint:
@@ -86,7 +86,7 @@ def linearised_prediction(
 ) -> Prediction | JointPrediction:
     """The linearised prediction of any Gaussian over weights."""
     chosen = Link.parse(link, "link")
-    _check_count(num_samples)
+    check_count(num_samples)
     if joint:
         if chosen is not Link.MC or num_samples is not None:
             raise BadOption("link and num_samples do not apply to a joint prediction, which is over the outputs.")
@@ -104,7 +104,7 @@ def linearised_prediction(
     return _linearised(posterior, x, chosen, Points(num_samples or LINK_POINTS, seed))
 
 
-def _check_count(num_samples: int | None) -> None:
+def check_count(num_samples: int | None) -> None:
     if num_samples is not None and (not isinstance(num_samples, Integral) or num_samples < 1):
         raise BadOption(f"num_samples={num_samples} is not a positive whole number.")
 

@@ -27,6 +27,7 @@ from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
 from whence.predictive.sampled import BATCH, FunctionDraws
+from whence.predictive.serving import LinearisedOutputs
 
 DIRECTIONS = 32  # the variance of an output has a relative standard error of √(2 / 32) = 25%
 BACKWARD = 4  # cost of one backward column in forward passes, roughly
@@ -62,7 +63,13 @@ class LinearisedDraws(FunctionDraws):
 
     def modules(self) -> list[nn.Module]:
         """Not available: the linearised network is no plain module."""
-        raise NotDefined("draws of the linearised network are no plain networks; serve weight draws with as_module().")
+        raise NotDefined("draws of the linearised network are no plain networks; as_module() serves them.")
+
+    def module(self, example: Tensor) -> LinearisedOutputs:
+        """A module x → outputs that can be exported, made from the network's graph on inputs like ``example``."""
+        from whence.curvature.traced import traced_tangents
+
+        return LinearisedOutputs(traced_tangents(self.network, example, self.directions))
 
     def pieces(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """f*(x) [N, …] and J(x) z [S, N, …] of some inputs at a time, as many as fit into memory."""

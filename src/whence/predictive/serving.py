@@ -1,18 +1,32 @@
-"""A plain module of fixed weight draws, for scripting, tracing and export."""
+"""Plain modules of fixed draws, for scripting, tracing and export.
+
+A served module has two parts: draws of the raw outputs [S, N, …] (networks with drawn weights, or the linearised
+network along drawn directions), and what the likelihood makes of them.
+
+Index legend: S draws, N inputs.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from functools import singledispatch
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
-from whence.errors import NotDefined
+from whence.errors import BadOption, NotDefined
 from whence.functional import output_tensor
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, standard
 from whence.predictive.sampled import WeightDraws
+
+if TYPE_CHECKING:
+    from whence.predictive.difference import Difference
+
+SERVED_DRAWS = 20  # weight draws that are served unless asked for another number
 
 
 class Served(NamedTuple):
@@ -23,26 +37,103 @@ class Served(NamedTuple):
     epistemic: Tensor  # the part due to the weights: mutual information, or variance
 
 
-class Ensemble(nn.Module):
-    """Networks with drawn weights; subclasses interpret their outputs."""
+class ServedDeferral(NamedTuple):
+    """With ``as_module(defer=…)``."""
 
-    def __init__(self, members: list[nn.Module]) -> None:
+    mean: Tensor
+    uncertainty: Tensor
+    epistemic: Tensor
+    defer: Tensor  # bool [N]: whether to leave the answer to a person
+
+
+class ServedNovelty(NamedTuple):
+    """With ``as_module(novelty=…)``."""
+
+    mean: Tensor
+    uncertainty: Tensor
+    epistemic: Tensor
+    novelty: Tensor  # [N], higher is more novel
+    p_value: Tensor  # [N], small for inputs unlike the reference
+
+
+class ServedAll(NamedTuple):
+    """With both."""
+
+    mean: Tensor
+    uncertainty: Tensor
+    epistemic: Tensor
+    defer: Tensor
+    novelty: Tensor
+    p_value: Tensor
+
+
+# Draws of the raw outputs
+
+
+class Members(nn.Module):
+    """Networks with drawn weights: x → outputs [S, N, …]."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Raw outputs of every member, [S, N, …]."""
+    def forward(self, x: Tensor) -> Tensor:
         found = []
         for member in self.members:
             found.append(member(x))
         return torch.stack(found)
 
 
-class ServedClassifier(Ensemble):
+class LinearisedOutputs(nn.Module):
+    """f(x) ± J(x) z for fixed directions z: x → outputs [2 S, N, …], from a module x → (f, J z)."""
+
+    def __init__(self, tangents: nn.Module) -> None:
+        super().__init__()
+        self.tangents = tangents
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, moved = self.tangents(x)
+        return mean + torch.cat([moved, -moved])
+
+
+class Joined(nn.Module):
+    """The draws of several modules together."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for part in self.parts:
+            found.append(part(x))
+        return torch.cat(found)
+
+
+# What the likelihood makes of them
+
+
+class ServedModule(nn.Module):
+    """What ``as_module`` returns. ``difference``: how far it is from ``predict``, where that was compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.difference: Difference | None = None
+
+
+class Combined(ServedModule):
+    """Interprets draws of the raw outputs."""
+
+    def __init__(self, outputs: nn.Module) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+
+class ServedClassifier(Combined):
     """Probabilities, entropy and mutual information."""
 
-    def __init__(self, members: list[nn.Module], class_dim: int) -> None:
-        super().__init__(members)
+    def __init__(self, outputs: nn.Module, class_dim: int) -> None:
+        super().__init__(outputs)
         self.class_dim = class_dim
         self.stacked_dim = class_dim if class_dim < 0 else class_dim + 1
 
@@ -54,7 +145,7 @@ class ServedClassifier(Ensemble):
         return Served(mean, total, total - expected)
 
 
-class ServedBinary(Ensemble):
+class ServedBinary(Combined):
     """Probabilities of 1, entropy and mutual information."""
 
     def forward(self, x: Tensor) -> Served:
@@ -65,11 +156,11 @@ class ServedBinary(Ensemble):
         return Served(mean, total, total - expected)
 
 
-class ServedRegressor(Ensemble):
+class ServedRegressor(Combined):
     """Mean, variance with noise, and variance without it."""
 
-    def __init__(self, members: list[nn.Module], noise: Tensor) -> None:
-        super().__init__(members)
+    def __init__(self, outputs: nn.Module, noise: Tensor) -> None:
+        super().__init__(outputs)
         self.noise_variance: Tensor
         self.register_buffer("noise_variance", noise)
 
@@ -79,7 +170,7 @@ class ServedRegressor(Ensemble):
         return Served(outputs.mean(dim=0), epistemic + self.noise_variance, epistemic)
 
 
-class ServedHeteroscedastic(Ensemble):
+class ServedHeteroscedastic(Combined):
     """The same for a network that returns means and log noise variances."""
 
     def forward(self, x: Tensor) -> Served:
@@ -88,7 +179,7 @@ class ServedHeteroscedastic(Ensemble):
         return Served(means.mean(dim=0), epistemic + log_vars.exp().mean(dim=0), epistemic)
 
 
-class ServedCounts(Ensemble):
+class ServedCounts(Combined):
     """Expected count, its variance, and the variance of the rate."""
 
     def forward(self, x: Tensor) -> Served:
@@ -97,44 +188,112 @@ class ServedCounts(Ensemble):
         return Served(rates.mean(dim=0), rates.mean(dim=0) + epistemic, epistemic)
 
 
-def serve(draws: WeightDraws) -> nn.Module:
-    """One copy of the network for each draw, behind a module that combines them."""
-    return served(draws.likelihood, draws.modules())
+Builder = Callable[[nn.Module], ServedModule]
 
 
 @singledispatch
-def served(likelihood: Likelihood, members: list[nn.Module]) -> nn.Module:
-    """Networks behind a module that combines their outputs."""
+def combined(likelihood: Likelihood) -> Builder:
+    """Makes a served module of draws of the raw outputs."""
     known = standard(likelihood)
     if known is None:
         raise NotDefined(f"as_module() cannot combine the outputs of {likelihood!r}; use draw().")
-    return served(known, members)
+    return combined(known)
 
 
-@served.register
-def _(likelihood: Categorical, members: list[nn.Module]) -> nn.Module:
-    return ServedClassifier(members, likelihood.class_dim).eval()
+@combined.register
+def _(likelihood: Categorical) -> Builder:
+    return lambda outputs: ServedClassifier(outputs, likelihood.class_dim)
 
 
-@served.register
-def _(likelihood: Bernoulli, members: list[nn.Module]) -> nn.Module:
-    return ServedBinary(members).eval()
+@combined.register
+def _(likelihood: Bernoulli) -> Builder:
+    return ServedBinary
 
 
-@served.register
-def _(likelihood: Gaussian, members: list[nn.Module]) -> nn.Module:
-    like = next(members[0].parameters())
-    return ServedRegressor(members, likelihood.noise.square().to(like.device, like.dtype)).eval()
+@combined.register
+def _(likelihood: Gaussian) -> Builder:
+    def build(outputs: nn.Module) -> ServedModule:
+        like = next(itertools.chain(outputs.parameters(), outputs.buffers()))
+        return ServedRegressor(outputs, likelihood.noise.square().to(like.device, like.dtype))
+
+    return build
 
 
-@served.register
-def _(likelihood: HeteroscedasticGaussian, members: list[nn.Module]) -> nn.Module:
-    return ServedHeteroscedastic(members).eval()
+@combined.register
+def _(likelihood: HeteroscedasticGaussian) -> Builder:
+    return ServedHeteroscedastic
 
 
-@served.register
-def _(likelihood: Poisson, members: list[nn.Module]) -> nn.Module:
-    return ServedCounts(members).eval()
+@combined.register
+def _(likelihood: Poisson) -> Builder:
+    return ServedCounts
+
+
+# Deferral and novelty beside the prediction
+
+
+class WithDeferral(ServedModule):
+    """Defers inputs whose uncertainty, summed over the outputs, is above the threshold."""
+
+    def __init__(self, inner: nn.Module, threshold: float) -> None:
+        super().__init__()
+        self.inner, self.threshold = inner, threshold
+
+    def forward(self, x: Tensor) -> ServedDeferral:
+        found = self.inner(x)
+        return ServedDeferral(found[0], found[1], found[2], above(found[1], self.threshold))
+
+
+class WithNovelty(ServedModule):
+    """Scores the inputs by a module x → (score, p-value)."""
+
+    def __init__(self, inner: nn.Module, scored: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scored = inner, scored
+
+    def forward(self, x: Tensor) -> ServedNovelty:
+        found, (score, p_value) = self.inner(x), self.scored(x)
+        return ServedNovelty(found[0], found[1], found[2], score, p_value)
+
+
+class WithBoth(ServedModule):
+    """Defers, and scores."""
+
+    def __init__(self, inner: nn.Module, threshold: float, scored: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.threshold, self.scored = inner, threshold, scored
+
+    def forward(self, x: Tensor) -> ServedAll:
+        found, (score, p_value) = self.inner(x), self.scored(x)
+        return ServedAll(found[0], found[1], found[2], above(found[1], self.threshold), score, p_value)
+
+
+def above(uncertainty: Tensor, threshold: float) -> Tensor:
+    """Whether the sum over an input's outputs is above a threshold, [N]."""
+    return uncertainty.reshape(uncertainty.shape[0], -1).sum(1) > threshold
+
+
+def with_more(module: ServedModule, threshold: float | None, scored: nn.Module | None) -> ServedModule:
+    """The module with a deferral rule, a novelty score, or both."""
+    if threshold is None:
+        return module if scored is None else WithNovelty(module, scored)
+    return WithDeferral(module, threshold) if scored is None else WithBoth(module, threshold, scored)
+
+
+def threshold_of(defer: Any) -> float | None:
+    """The threshold of what is passed as ``defer``: a number, or a rule that has one."""
+    if defer is None:
+        return None
+    found = getattr(defer, "threshold", defer)
+    found = -math.inf if found is None else found  # a rule in a record that answers nothing
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or math.isnan(found):
+        raise BadOption(
+            f"defer={defer!r} is no threshold; pass a number, a rule of whence.metrics.defer, or one of an audit."
+        )
+    return float(found)
+
+
+# Networks
 
 
 class Logits(nn.Module):

@@ -41,7 +41,7 @@ def combined(reference: Tensor, values: Tensor, how: Combination) -> tuple[Tenso
 
 def reference_scores(reference: Tensor, values: Tensor, how: Combination) -> tuple[Tensor, Tensor]:
     """Scores of the reference inputs [n], each computed without itself, and of the values [N]."""
-    tail = _Tail.of(reference)
+    tail = Tail.of(reference)
     return COMBINATIONS[how](tail.evidence_of_reference(), tail.evidence(values))
 
 
@@ -61,14 +61,14 @@ def log_odds(unexplained: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Tail:
+class Tail:
     """Ranks, and beyond ``start`` an exponential tail with the mean excess of the k reference inputs above it."""
 
     reference: Tensor  # [n, B]
     top: Tensor  # [k + 2, B], the largest log-odds
 
     @classmethod
-    def of(cls, reference: Tensor) -> _Tail:
+    def of(cls, reference: Tensor) -> Tail:
         count = max(1, min(int(TAIL * len(reference)), len(reference) - 2))
         ordered = log_odds(reference).sort(0, descending=True).values
         return cls(reference, torch.cat([ordered, ordered[-1:]])[: count + 2])
@@ -78,11 +78,12 @@ class _Tail:
         """k."""
         return len(self.top) - 2
 
-    def evidence(self, values: Tensor) -> Tensor:
-        """−log p_b, [N, B]."""
+    def evidence(self, values: Tensor, p: Tensor | None = None) -> Tensor:
+        """−log p_b, [N, B]; from p-values that are known already, if they are given."""
         start = self.top[-2]
         mean = (self.top[:-2] - start).mean(0)
-        return self._joined(conformal(self.reference, values), log_odds(values) - start, mean)
+        p = conformal(self.reference, values) if p is None else p
+        return self._joined(p, log_odds(values) - start, mean)
 
     def evidence_of_reference(self) -> Tensor:
         """The same of each reference input, with ranks, start and mean excess of the others, [n, B]."""

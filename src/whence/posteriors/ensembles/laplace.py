@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import check_finite, tensors_in
+from whence.engine.batches import Inputs, check_finite, tensors_in
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
 from whence.engine.options import Option
 from whence.errors import BadOption, notice, one_of
@@ -31,6 +31,7 @@ from whence.predictive.dispatch import Method
 from whence.predictive.links import LinkName, predict_draws
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import FunctionDraws, WeightDraws
+from whence.predictive.serving import Joined
 from whence.predictive.sources import Source
 from whence.priors import Relative
 from whence.training.checkpoint import part_of
@@ -195,6 +196,22 @@ class LaplaceEnsemble(MemberPosterior):
         counts = {m: which.count(m) for m in sorted(set(which))}
         drawn = [self.members[m].draw(count, generator=generator) for m, count in counts.items()]
         return LaplaceEnsembleDraws(drawn, self.likelihood)
+
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        """Directions of the members in proportion to their weights."""
+        if method is Method.SAMPLED:
+            return super().served_outputs(method, num_samples, generator, example)
+        from whence.posteriors.serving import directions_of, fixed
+
+        which = allotted(self.weights, directions_of(num_samples), fixed(generator, torch.device("cpu")))
+        pairs = [(self.members[m], which.count(m)) for m in sorted(set(which))]
+        return Joined([m.served_outputs(method, 2 * count, generator, example) for m, count in pairs])
+
+    @property
+    def example(self) -> Inputs | None:
+        return self.members[0].example
 
     def tune(self, data: Any = None, **options: Any) -> LaplaceEnsemble:
         """Tune each member as in :meth:`Laplace.tune`.

@@ -25,10 +25,11 @@ from whence.posteriors.base import PERMUTED, LayerStructure, by_owner, layer_str
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.ensembles.mixture import allotted, check_weights, mixture, shares
 from whence.posteriors.ensembles.vectorised import StackedNetworks, difference, slower_vectorised
+from whence.predictive.dispatch import Method
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import BATCH, FunctionDraws, largest_activation
-from whence.predictive.serving import Logits, served
+from whence.predictive.serving import Logits, Members
 from whence.predictive.sources import Drawn, Source
 
 if TYPE_CHECKING:
@@ -189,15 +190,15 @@ class Ensemble(MemberPosterior):
         weights = torch.full((len(self),), 1 / len(self)).double() if self.weights is None else self.weights
         return EnsembleDraws(self, allotted(weights, num_samples, generator), None)
 
-    def as_module(self, num_samples: int | None = None, generator: torch.Generator | None = None) -> nn.Module:
-        """A module of the members that returns (mean, uncertainty, epistemic).
-
-        Weights become whole numbers of repetitions: exact if 256 or fewer suffice, otherwise rounded.
-        """
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        """The members. Weights become whole numbers of repetitions: exact if 256 suffice, otherwise rounded."""
+        self._refuse_closed_forms(method, None, False)
         if num_samples is None and self.weights is not None:
             places = [m for m, count in enumerate(shares(self.weights)) for _ in range(count)]
-            return served(self.likelihood, EnsembleDraws(self, places, None).modules())
-        return served(self.likelihood, self.draw(num_samples, generator=generator).modules())
+            return Members(EnsembleDraws(self, places, None).modules())
+        return Members(self.draw(num_samples, generator=generator).modules())
 
     def with_weights(self, weights: Any) -> Ensemble:
         """The same members with other weights; None for equal weights."""

@@ -17,7 +17,7 @@ from whence.engine.contexts import full_precision
 from whence.engine.options import Execution
 from whence.engine.randomness import Points, seed_from
 from whence.engine.ranks import WorkSharing
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.gaussian import BlockGaussian, Damping
@@ -254,13 +254,12 @@ class Laplace(WeightPosterior[P_co]):
         draws = self.draw(num_samples or self.default_draws, generator=generator)
         return [Drawn(draws, self.network, share=share)]
 
-    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
-        """A module of ``num_samples`` fixed draws that returns (mean, uncertainty, epistemic)."""
-        from whence.predictive.serving import serve
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        from whence.posteriors.serving import gaussian_outputs
 
-        if self.probe is not None and not isinstance(self.probe[0], Tensor):
-            raise NotDefined("as_module() serves networks that take one tensor; use draw() for several inputs.")
-        return serve(self.draw(num_samples, generator=generator))
+        return gaussian_outputs(self, self.deviations, method, num_samples, generator, example)
 
     @full_precision()
     def where(

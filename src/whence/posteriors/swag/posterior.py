@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whence.copies import copy_module
 from whence.engine.batches import Inputs, to_device
 from whence.engine.randomness import normal
-from whence.errors import BadFile, BadOption, NotDefined
+from whence.errors import BadFile, BadOption
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import LayerStructure, by_owner, from_tensors, layer_structures, to_tensors
@@ -114,10 +114,9 @@ class Swag(GaussianPosterior):
             params = params | batch_norm_statistics(self.network, params, self.inputs)
         return SwagDraws(self.network, params, self.likelihood)
 
-    def as_module(self, num_samples: int = 20, generator: torch.Generator | None = None) -> nn.Module:
-        if self.inputs is not None and not isinstance(self.inputs, Tensor):
-            raise NotDefined("as_module() supports networks with one input tensor; use draw() for several inputs.")
-        return super().as_module(num_samples, generator)
+    @property
+    def example(self) -> Inputs | None:
+        return self.inputs
 
     def with_scale(self, scale: float) -> Swag:
         """A copy with another scale of the covariance."""

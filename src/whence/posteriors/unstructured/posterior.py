@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.curvature.jvp import tangents
-from whence.engine.batches import tensors_in
+from whence.engine.batches import Inputs, tensors_in
 from whence.engine.contexts import full_precision
 from whence.engine.randomness import Points
 from whence.errors import BadOption, NotDefined
@@ -206,6 +206,20 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         if Method.parse(method or self.default_method, "method") is Method.SAMPLED:
             return super().sources(method, num_samples, generator)
         return [Antithetic(replace(self, deviations=self.chosen(num_samples, generator)))]
+
+    def served_outputs(
+        self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
+    ) -> nn.Module:
+        """All stored draws, or ``num_samples`` of them."""
+        from whence.posteriors.serving import linearised_outputs
+
+        if method is Method.SAMPLED:
+            return super().served_outputs(method, num_samples or len(self), generator, example)
+        return linearised_outputs(self.network, self.chosen(num_samples, generator), self.likelihood, example)
+
+    @property
+    def example(self) -> Inputs | None:
+        return None if self.structured is None else self.structured.example
 
     def distance(self, x: Any, structured: Laplace | None = None) -> StructureDistance:
         """How far a structured posterior (default: the one it was made from) is from this one on inputs ``x``."""
