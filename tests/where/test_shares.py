@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from tests.reference.cases import Case
 from tests.reference.networks import ALL
 from whence import zoo
 from whence.errors import BadData, BadOption, NotDefined
+from whence.predictive.linearised import differentiate
+from whence.predictive.projection import Rows, project
 from whence.recording.units import units_of
 from whence.where.connections import connection_shares, connections_of
 from whence.where.weights import identified_of
@@ -69,6 +72,36 @@ def test_blocks_and_units_are_those_of_brute_force(name: str, structure: str) ->
     assert where.residual < 1e-9
     assert sum(row.variance_share for row in where.layers) == pytest.approx(1, abs=1e-9)
     assert sum(row.prior_share for row in where.layers) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("structure", "prior"),
+    [(s, p) for s in ("kron", "ekfac") for p in (0.7, whence.Relative(2.0))]
+    + [("kron", whence.Prior(weight=2.0, bias=0.1))],
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_units_from_few_positions_are_those_of_brute_force(structure: str, prior: Any, groups: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 24, 3, groups=groups), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).double()
+    case = Case(model, torch.randn(9, 2, 4, 4).double(), torch.randint(3, (9,)), "classification")
+    posterior = whence.laplace(
+        model, (case.x, case.y), likelihood="classification", structure=structure, prior_precision=prior, progress=False
+    )
+    gaussian, blocks = next(iter(posterior.gaussians()))
+    projection = project(gaussian, blocks, differentiate(posterior, case.x)[1], None)
+    assert isinstance(projection, Rows) and projection.few is not None, "this path"
+    table, own = posterior.where(case.x).units("0"), by_weight(posterior, case)[:, weight_places(posterior)["0"]]
+    units = units_of(posterior.network, posterior.blocks[0])
+    total = float(by_weight(posterior, case).sum())
+    expected = torch.zeros(units.count, dtype=torch.float64).index_add(0, units.of_weight, own.sum(0))
+    assert_close(torch.as_tensor(table["variance_share"]) * total, expected, 1e-8, 1e-10 * total)
+    jac = centred(slow.jacobian(model, bayesian(case), case.x), posterior)
+    variances = torch.cat([v.flatten() for v in posterior.prior_variance().values()])
+    alone = (jac.square() * variances).sum((0, 1))
+    prior_units = torch.zeros(units.count, dtype=torch.float64).index_add(
+        0, units.of_weight, alone[weight_places(posterior)["0"]]
+    )
+    assert_close(torch.as_tensor(table["prior_share"]) * float(alone.sum()), prior_units, 1e-8)
 
 
 FITS: list[tuple[str, float | whence.Prior]] = [(s, 0.7) for s in ("kron", "ekfac", "diag", "full")]

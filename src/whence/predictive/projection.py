@@ -142,12 +142,43 @@ class Unshared(Projection):
 
 
 @dataclass(frozen=True)
+class FewPositions:
+    """The only call of a Kronecker block, where units are cheaper from its T positions than from rows [O, D]."""
+
+    a: Tensor  # ã = B_Aᵀ a, [E, N, T, D]
+    g: Tensor  # not rotated, [E, N, K, T, O]
+
+    @classmethod
+    def of(cls, parts: Sequence[MatrixCall], kronecker: KroneckerSpectral, pairs: int) -> FewPositions | None:
+        """None if there are several calls, or many positions."""
+        if len(parts) != 1 or parts[0].pairs != slice(0, pairs):
+            return None
+        (part,), (_, outputs, inputs) = parts, kronecker.native
+        if part.a.positions * (inputs + outputs) >= outputs * inputs:
+            return None
+        a = part.a.dense() if kronecker.right is None else part.a.in_basis(kronecker.right)
+        return cls(a, part.g.permute(1, 2, 0, 3, 4))
+
+    def units(self, moved: Tensor, prior: Tensor, kronecker: KroneckerSpectral) -> list[Tensor]:
+        """By row, [N, E, O], from w ∘ (B_Gᵀ J B_A) [N, K, E, O, D] and the variance of the prior.
+
+        Σ_d J_od (Σ J)_od = Σ_t g_to [B_G (w ∘ …) ã_t]_o;  Σ_d J_od² / (d_o e_d) = Σ_tt' g_to g_t'o (ã_t · ã_t') / d_o
+        """
+        turned = basis_times(moved @ self.a.transpose(0, 1).unsqueeze(1).mT, kronecker.left)  # [N, K, E, O, T]
+        own = torch.einsum("enkto,nkeot->neo", self.g, turned)
+        gram = (self.a @ self.a.mT).unsqueeze(2)  # [E, N, 1, T, T]
+        alone = prior * (self.g * (gram @ self.g)).sum((2, 3)).transpose(0, 1)
+        return [own, alone / kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else alone]
+
+
+@dataclass(frozen=True)
 class Rows(Projection):
     """Rotated rows [N, K, P]; ``outside`` [N, K, K] is the Gram matrix of the part outside an incomplete basis."""
 
     rotated: Tensor
     outside: Tensor | None = None
     basis: Spectral | None = None  # the basis of the rows; None if not rotated
+    few: FewPositions | None = None
 
     def weighted(self, w: Tensor, prior: Tensor) -> Tensor:
         inside = (self.rotated * w.reshape(-1)) @ self.rotated.mT
@@ -181,14 +212,19 @@ class Rows(Projection):
 
     def column(self, k: int) -> Projection:
         outside = None if self.outside is None else self.outside[:, k : k + 1, k : k + 1]
-        return replace(self, rotated=self.rotated[:, k : k + 1], outside=outside)
+        few = None if self.few is None else replace(self.few, g=self.few.g[:, :, k : k + 1])
+        return replace(self, rotated=self.rotated[:, k : k + 1], outside=outside, few=few)
 
     def centred(self) -> Projection:
         outside = None if self.outside is None else _minus_mean(_minus_mean(self.outside, 1), 2)
-        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside)
+        few = None if self.few is None else replace(self.few, g=_minus_mean(self.few.g, 2))
+        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few)
 
     def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
         rows, moved, basis = self.rotated, self.rotated * w.reshape(-1), self.basis
+        if isinstance(basis, KroneckerSpectral) and self.few is not None:
+            parts = self.few.units(moved.unflatten(-1, basis.native), prior, basis)
+            return torch.stack([_by_row(part, units) for part in parts])
         if isinstance(basis, KroneckerSpectral):
             rows, moved = (basis_times(r.unflatten(-1, basis.native), basis.left) for r in (rows, moved))
             parts = [(rows * other).sum((1, 4)) for other in (moved, prior * rows)]  # rotating D back changes no sum
@@ -308,8 +344,13 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
             rows = kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else None
             return Unshared(a.square(), rotated, None, left, unrotated, rows, spectrum)
         return Unshared(a.square(), g, block)
-    native = shared_rows(parts, form.native, grads, kronecker)  # [N, K, E, O, D]
-    return Rows(native.flatten(2), basis=kronecker) if kronecker is not None else Rows(form.unpack(native))
+    few = None if kronecker is None else FewPositions.of(parts, kronecker, form.pairs)
+    if few is not None:  # its inputs are rotated already
+        parts = [replace(parts[0], a=LayerInput(few.a))]
+    native = shared_rows(parts, form.native, grads, kronecker, rotated=few is not None)  # [N, K, E, O, D]
+    if kronecker is None:
+        return Rows(form.unpack(native))
+    return Rows(native.flatten(2), basis=kronecker, few=few)
 
 
 def shared_rows(
@@ -317,13 +358,15 @@ def shared_rows(
     native: tuple[int, int, int],
     grads: Gradients,
     kronecker: KroneckerSpectral | None,
+    rotated: bool = False,
 ) -> Tensor:
-    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D].
+    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D]; ``rotated`` if inputs are in it already.
 
     Rotate the inputs before the sum over positions or the rows after it, whichever are fewer; outputs likewise.
     """
     positions = sum(p.a.positions for p in parts)
     left, right = (None, None) if kronecker is None else (kronecker.left, kronecker.right)
+    right = None if rotated else right
     early = right is not None and positions < grads.count * native[1]
     if early:
         assert right is not None
