@@ -283,7 +283,7 @@ def test_ctrl_c_keeps_what_was_finished(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_ctrl_c_before_there_is_a_posterior_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     given = classification()
-    monkeypatch.setattr("whence.auditing.pipeline.laplace", interrupt)
+    monkeypatch.setattr("whence.auditing.fitting.laplace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         whence.audit(given.model, given.train, **given.data(), progress=False)
 

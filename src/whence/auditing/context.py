@@ -52,6 +52,7 @@ class Context:
     methods: Mapping[str, Posterior]  # to compare the posterior with
     profile_posterior: Posterior  # the posterior of the profile
     profile_note: str = ""  # why it is not the posterior itself
+    note: str = ""  # what is different in this audit
     wants_shares: bool = True  # whether any section needs shares or novelty
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
@@ -160,16 +161,20 @@ class Context:
         if name == "validation":
             novelty = NoveltyPrior(novelty_precision(posterior))
             return examined(posterior, examples.inputs, novelty=novelty, predict=predict)
-        return examined(
+        before: Examined | None = self._made.get(("predicted", name))  # under another prior of the profile
+        found = examined(
             posterior,
             examples.inputs,
             profile=profile,
             factors=FACTORS if name == "test" else (1.0,),
-            novelty=self._novelty_prior,
+            novelty=self._novelty_prior if before is None else None,
             units=True,
             groups=self.class_groups.members if name == "test" else None,
-            predict=predict,
+            predict=predict and before is None,
         )
+        if before is None:
+            return found
+        return replace(found, moments=before.moments, whole=before.whole, unexplained=before.unexplained)
 
     def shown_examined(self, name: str) -> Examined:
         """The same of the inputs of a set that are shown, each a group of its own."""
@@ -200,8 +205,11 @@ class Context:
 
     def total_variance(self, name: str) -> Tensor:
         """tr V of the profiled inputs of a set under the posterior that predicts, [N]."""
+        found = self.examined(name)
         if self.profile_posterior is self.posterior:
-            return self.examined(name).own.total
+            return found.own.total
+        if found.moments is not None:
+            return found.moments.total_variance
         return shares(self.posterior.as_laplace("variance"), self.profiled[name].inputs).total
 
     def where(self, name: str) -> Where:
@@ -270,6 +278,7 @@ class Context:
             return self
         other = replace(self, profile_posterior=found, profile_note=note)
         other._made.update({key: value for key, value in self._made.items() if key in KEPT})
+        other._made["predicted", name] = self.examined(name)
         return other
 
     def _other_profile(self, name: str) -> tuple[Laplace, str]:

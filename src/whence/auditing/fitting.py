@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from whence.auditing.data import Examples, try_out
+from whence.auditing.estimate import AuditSize, expected_seconds
 from whence.auditing.run import Progress
-from whence.engine.batches import tensors_in
+from whence.engine.batches import size_of, tensors_in
 from whence.engine.options import Execution
 from whence.errors import BadData, BadOption
 from whence.functional import Network
@@ -39,6 +40,8 @@ class FitOptions:
     device: Any
     execution: Execution | None
     progress: bool
+    profiled: int  # inputs of each set behind shares and novelty
+    tuned: int | None = None  # validation inputs for tuning; None: all
 
     def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Posterior:
         """The given posterior or a new one, tuned if there is validation data and it was not yet."""
@@ -46,6 +49,8 @@ class FitOptions:
             self._check_given(model, likelihood)
             found: Posterior = model if self.device is None else model.to(self.device)
             _check_sets(found.snapshots[0], sets, found.probe)
+            if found.has_curvature:
+                self._estimate(found.snapshots[0], None, sets, log)
             with log.step("fit"):
                 pass
         else:
@@ -80,6 +85,9 @@ class FitOptions:
         first = next(iter(data))
         try_out(network, first.inputs, "train")
         _check_sets(network, sets, (first.inputs, first.targets))
+        batches = data.length()
+        examples = None if batches is None else batches * size_of(first.inputs)
+        self._estimate(network, examples, {"train": Examples("train", first.inputs, None, False), **sets}, log)
         del network
         with log.step("fit"):
             return laplace(
@@ -96,6 +104,24 @@ class FitOptions:
                 progress=self.progress,
             )
 
+    def _estimate(self, network: Network, examples: int | None, sets: Sets, log: Progress) -> None:
+        """Tell how long the audit will probably take; ``examples`` are those to be fitted."""
+        known = {name: len(one) for name, one in sets.items() if one is not None and name != "train"}
+        some = next((one for one in sets.values() if one is not None), None)
+        if some is None:
+            return
+        outputs = try_out(network, some.inputs, some.name)
+        held = known.get("validation", 0)
+        size = AuditSize(
+            outputs=int(outputs[:1].numel()),
+            train=examples,
+            sets=known,
+            profiled=self.profiled,
+            tuned=min(held, self.tuned or held) if self.tune else 0,
+            sampled=self.curvature not in ("auto", "ggn"),
+        )
+        log.expect(expected_seconds(network, some.inputs, size))
+
     def _tuned(self, posterior: Laplace, validation: Examples | None, log: Progress) -> Laplace:
         given = validation is not None and validation.targets is not None
         if validation is None or not given or not self.tune:
@@ -106,8 +132,9 @@ class FitOptions:
         with log.step("tune"):
             if posterior.tuning is not None:
                 return posterior
+            some = validation if self.tuned is None else validation.thinned(self.tuned)
             method = posterior.default_method  # the reference of novelty comes with the prediction of these data
-            return posterior.tune(validation.pair, method=method, reference=False, progress=self.progress)
+            return posterior.tune(some.pair, method=method, reference=False, progress=self.progress)
 
 
 def _check_sets(network: Network, sets: Sets, probe: Any) -> None:

@@ -19,7 +19,7 @@ from whence.auditing.novelty import novelty
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
 from whence.auditing.results import Audit
-from whence.auditing.run import OnStep, Progress, now, progress_over
+from whence.auditing.run import OnLeft, OnStep, Progress, now, progress_over
 from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
@@ -30,7 +30,7 @@ from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, one_of
 from whence.likelihoods import Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
-from whence.posteriors.base import Posterior
+from whence.posteriors.base import Posterior, is_posterior
 from whence.report.record import audit as record
 from whence.report.record.convert import tidied
 
@@ -52,6 +52,8 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
 }
 
 
+QUICK = (400, 400, 6)  # examples of a set, inputs behind shares, inputs shown
+QUICK_TUNED = 250  # validation inputs for tuning
 NEED_SHARES = {"layers", "profile", "sensitivity", "inputs", "novelty", "answers"}
 
 
@@ -80,8 +82,10 @@ def audit(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     execution: Execution | None = None,
+    quick: bool = False,
     progress: bool = True,
     on_step: OnStep | None = None,
+    on_left: OnLeft | None = None,
 ) -> Audit:
     """Audit a network: how uncertain it is, how good its uncertainty is, and where it comes from.
 
@@ -105,18 +109,26 @@ def audit(
         seed: seed of all draws (0); or a ``generator`` to draw it from.
         device: where to compute; by default where the model is.
         execution: how the fit is run, see :class:`whence.Execution`; a posterior keeps its own.
-        progress: whether to show a progress bar.
+        quick: a first look, in a fraction of the time: sampled curvature (unless ``curvature`` is given), at most
+            400 examples of each set, 250 of them for tuning, no pruning curve (unless ``sections`` asks
+            for it). The page says so.
+        progress: whether to show a progress bar, with the time left.
         on_step: called with the name of each step before it begins, its number, and the number of steps.
+        on_left: called with the estimated number of seconds left, before each step.
 
     A section that cannot be computed is omitted, and the record says why. Ctrl-C ends the audit and keeps what is
     finished, once there is a posterior.
     """
     seed = resolve_seed(seed, generator)
-    chosen = _chosen(sections, bool(methods))
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
+    chosen = _chosen(sections, bool(methods), quick)
+    if quick:
+        examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
+        sampled = curvature == "auto" and not is_posterior(model)
+        curvature = "mc" if sampled else curvature
     examine = [] if NEED_SHARES.isdisjoint(chosen) else ["examine"]
     steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *examine, *chosen]
-    with progress_over(steps, progress, on_step) as log:
+    with progress_over(steps, progress, on_step, on_left) as log:
         with log.step("data"):
             sets: Sets = {
                 "test": read_examples(test, "test", examples),
@@ -124,7 +136,19 @@ def audit(
                 "ood": read_examples(ood, "ood", examples, targets=False),
             }
         bars = progress and on_step is None
-        fit = FitOptions(structure, curvature, layers, prior_precision, tune, seed, device, execution, bars)
+        fit = FitOptions(
+            structure,
+            curvature,
+            layers,
+            prior_precision,
+            tune,
+            seed,
+            device,
+            execution,
+            bars,
+            profiled,
+            QUICK_TUNED if quick else None,
+        )
         posterior = fit.posterior(model, train, likelihood, sets, log)
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
@@ -141,6 +165,7 @@ def audit(
             dict(methods or {}),
             profile_posterior=posterior,
             wants_shares=bool(examine),
+            note=_quick_words(curvature) if quick else "",
         )
         context, found = _sections(context, chosen, log)
     return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
@@ -149,13 +174,22 @@ def audit(
 # Options
 
 
-def _chosen(sections: Sequence[str] | None, several: bool) -> list[str]:
+def _chosen(sections: Sequence[str] | None, several: bool, quick: bool) -> list[str]:
     if sections is None:
-        return [name for name in SECTIONS if several or name != "comparison"]
+        left_out = {"comparison": not several, "pruning": quick}
+        return [name for name in SECTIONS if not left_out.get(name)]
     if isinstance(sections, str):
         raise BadOption(f"sections={sections!r} is one name; pass a list: [{sections!r}].")
     names = [one_of(name, SECTIONS, "section") for name in sections]
     return [name for name in SECTIONS if name in names]
+
+
+def _quick_words(curvature: str) -> str:
+    sampled = "sampled curvature, " if curvature == "mc" else ""
+    return (
+        f"This is a quick audit: {sampled}at most {QUICK[0]:,} examples of each set, {QUICK_TUNED:,} of them for "
+        "tuning. Run it without quick=True for the whole."
+    )
 
 
 def _check_counts(**counts: int) -> None:
@@ -220,7 +254,7 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
     return record.AuditRecord(
         schema="whence.audit/1",
         created=now(),
-        title=title or f"{context.network_name}, {context.task.name}",
+        title=(title or f"{context.network_name}, {context.task.name}") + (" (quick)" if context.note else ""),
         task=context.task.name,
         classes=context.classes,
         network=record.NetworkSize(
@@ -287,6 +321,7 @@ def _not_covered(context: Context) -> list[str]:
         if not posterior.as_laplace("correlations").curvature.joint:
             found.append("Correlations between layers are ignored.")
     return [
+        *([context.note] if context.note else []),
         *found,
         "Uncertainty about the architecture, the training procedure and the data themselves is not covered.",
     ]

@@ -34,18 +34,20 @@ from whence.where.where import LayerRow, Where
 UNITS = 24  # units of a layer with a node
 GROUPS = 5  # groups of connections of a unit
 NODES = 1_800  # approximate total
-WORK = 1e11  # multiplications that a layer's connections may take for a view
+WORK = 1e10  # multiplications that a layer's connections may take for a set of inputs
+QUICK_WORK = 2e9
 NEGATIVE = 10  # listed units of a view
 ROUNDING = 1e-6  # shares that count as negative are below its negative
 BETWEEN = "interaction"
 
 
-def profile(context: Context, work: float = WORK) -> Profile:
+def profile(context: Context, work: float | None = None) -> Profile:
     """Nodes, with the share and the explained fraction of each in every view.
 
     If a layer's connections would take more than ``work`` multiplications, a subset of inputs is used.
     """
     context.need("test")
+    work = work or (QUICK_WORK if context.note else WORK)
     if not context.posterior.has_curvature:
         return _profile_by_draws(context)
     posterior = context.profile_posterior.as_laplace("a profile")

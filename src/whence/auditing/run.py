@@ -15,13 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from whence._version import __version__
+from whence.auditing.estimate import Pace
+from whence.engine.progress import bars, progress_bar
 from whence.errors import Notice
+from whence.report.formatting import rough_duration
 from whence.report.record.common import LeftOut, Run, Versions
 
+OnLeft = Callable[[float], None]  # seconds
 OnStep = Callable[[str, int, int], None]  # name, steps done, steps in all
+BAR = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}]"  # the description has the time left
 EVERY = 0.005  # seconds between samples of the memory
 STATUS = Path("/proc/self/statm")
 PAGE = 4096  # bytes
@@ -44,6 +48,8 @@ class Progress:
     left_out: list[LeftOut] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     interrupted: str | None = None
+    on_left: OnLeft | None = None
+    pace: Pace | None = None
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -51,12 +57,27 @@ class Progress:
             self.steps.insert(self.done, name)
         if self.on_step is not None:
             self.on_step(name, self.done, len(self.steps))
-        self.bar.set_description(f"audit: {name}")
+        self.bar.set_description(f"audit: {name}{self._left()}")
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
+        if self.pace is not None:
+            self.pace.finished(name, self.seconds[name])
         self.done += 1
         self.bar.update()
+
+    def expect(self, seconds: dict[str, float]) -> None:
+        """Set the expected seconds of steps that take long."""
+        self.pace = Pace({name: value for name, value in seconds.items() if name in self.steps[self.done :]})
+
+    def _left(self) -> str:
+        """Report the time left, and give it in words."""
+        if self.pace is None:
+            return ""
+        left = self.pace.left(self.steps[self.done :])
+        if self.on_left is not None:
+            self.on_left(left)
+        return f", about {rough_duration(left)} left"
 
     def leave_out(self, what: str, why: str) -> None:
         self.left_out.append(LeftOut(what, why))
@@ -75,13 +96,16 @@ class Progress:
 
 
 @contextmanager
-def progress_over(steps: list[str], shown: bool, on_step: OnStep | None) -> Iterator[Progress]:
+def progress_over(
+    steps: list[str], shown: bool, on_step: OnStep | None, on_left: OnLeft | None = None
+) -> Iterator[Progress]:
     """Report steps to ``on_step`` or as a progress bar. Notices are collected, and issued once at the end."""
-    hidden = not shown or on_step is not None
+    shown = shown and on_step is None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", Notice)
-        with tqdm(total=len(steps), desc="audit", unit="step", leave=False, disable=hidden) as bar:
-            found = Progress(steps, bar, on_step)
+        bar = progress_bar(total=len(steps), label="audit", unit="step", shown=shown, delay=0, bar_format=BAR)
+        with bar, bars(shown):
+            found = Progress(steps, bar, on_step, on_left=on_left)
             yield found
     first: dict[Any, warnings.WarningMessage] = {}
     for item in caught:

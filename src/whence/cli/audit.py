@@ -32,6 +32,7 @@ LIKELIHOODS = (
 )
 STRUCTURES = "Structure of the curvature: kron, ekfac, diag, block, full or lowrank."
 CURVATURES = "Kind of curvature: auto, ggn, mc, empirical, kfra or hessian."
+QUICK = "A first look in a fraction of the time: sampled curvature, fewer examples, no pruning curve."
 PRIORS = "Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic prior."
 
 
@@ -56,6 +57,7 @@ def audit(
     examples: options.Examples = 10_000,
     inputs: Annotated[int, option(OUTPUT, "N", "Number of most uncertain inputs to show.", min=0)] = 12,
     open_page: options.Open = False,
+    quick: Annotated[bool, options.flag(OUTPUT, "--quick", QUICK)] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
     quiet: options.Quiet = False,
@@ -99,7 +101,7 @@ def audit(
             check_data(network, sets, known, place, settings["classes"])
             data = {"train": None, **{one.name: one.source for one in sets}}
             chosen = {key: value for key, value in settings.items() if value is not None}
-            limits = {"examples": examples, "inputs": inputs, "seed": seed, "device": place}
+            limits = {"examples": examples, "inputs": inputs, "quick": quick, "seed": seed, "device": place}
             code = audit_and_write(subject, data, {**chosen, **limits}, folder, save, open_page, output)
     raise typer.Exit(code)
 
@@ -125,9 +127,10 @@ def audit_and_write(
     """Returns the exit code. The JSON is written first, in case the page cannot be drawn."""
     torch.manual_seed(settings["seed"])
     train = data.pop("train")
-    with output.progress() as on_step:
+    with output.progress() as steps:
+        listening: dict[str, Any] = {"progress": False, "on_step": steps, "on_left": steps.left}
         try:
-            found = whence.audit(subject, train, **data, **settings, progress=False, on_step=on_step)
+            found = whence.audit(subject, train, **data, **settings, **listening)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt("the posterior was not finished; nothing was written.") from error
     record = found.results

@@ -27,14 +27,16 @@ from rich.text import Text
 from whence.engine.files import replacing
 from whence.errors import BadFile, MissingExtra, Notice, WhenceError
 from whence.report import terminal
+from whence.report.formatting import rough_duration
 
 T = TypeVar("T")
-OnStep = Callable[[str, int, int], None]  # name, steps done, steps in all
+WORTH_TELLING = 10.0  # seconds
 BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130
 STEPS = {
     "data": "reading the data",
     "fit": "fitting the posterior",
     "tune": "tuning it",
+    "examine": "predicting, and locating the uncertainty",
     "quality": "measuring its quality",
     "deferral": "choosing deferral thresholds",
     "layers": "computing the layer table",
@@ -131,12 +133,12 @@ class Output:
         self.note(str(message) if issubclass(category, Notice) else f"{category.__name__}: {message}")
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[OnStep]:
-        """A callback for each step: a bar with the time left on a terminal, plain lines elsewhere."""
+    def progress(self) -> Iterator[Steps]:
+        """What is told of each step: a bar with the time left on a terminal, plain lines elsewhere."""
         if self.quiet:
-            yield lambda name, done, total: None
+            yield Steps()
         elif not self.err.is_terminal:
-            yield self._plain_step
+            yield PlainSteps(self.err)
         else:
             columns = (
                 SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeLeft()
@@ -144,29 +146,55 @@ class Output:
             with Progress(*columns, console=self.err, transient=True) as bar:
                 yield BarSteps(bar)
 
-    def _plain_step(self, name: str, done: int, total: int) -> None:
+
+class Steps:
+    """Listens to the steps of a computation, and to estimates of the time left."""
+
+    def __call__(self, name: str, done: int, total: int) -> None: ...
+
+    def left(self, seconds: float) -> None: ...
+
+
+class PlainSteps(Steps):
+    """Steps as lines, and the whole time once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.told = console, False
+
+    def __call__(self, name: str, done: int, total: int) -> None:
         counted = f"[{done + 1}/{total}] " if total else ""
-        self.err.print(f"{counted}{STEPS.get(name, name)}", soft_wrap=True, markup=False)
+        self.console.print(f"{counted}{STEPS.get(name, name)}", soft_wrap=True, markup=False)
+
+    def left(self, seconds: float) -> None:
+        if not self.told and seconds >= WORTH_TELLING:
+            self.console.print(f"about {rough_duration(seconds)} in all", soft_wrap=True, markup=False)
+        self.told = True
 
 
-class BarSteps:
+class BarSteps(Steps):
     """Steps as a bar."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
         self.task = bar.add_task("starting", total=None)
         self.since = time.monotonic()
+        self.estimated = False
 
     def __call__(self, name: str, done: int, total: int) -> None:
         now = time.monotonic()
         self.since = self.since if done else now
-        ends = now + (now - self.since) / done * (total - done) if done else None
         words = STEPS.get(name, name)
-        self.bar.update(self.task, description=words, completed=done, total=total or None, ends=ends)
+        self.bar.update(self.task, description=words, completed=done, total=total or None)
+        if done and not self.estimated:
+            self.bar.update(self.task, ends=now + (now - self.since) / done * (total - done))
+
+    def left(self, seconds: float) -> None:
+        self.estimated = True
+        self.bar.update(self.task, ends=time.monotonic() + seconds)
 
 
 class TimeLeft(ProgressColumn):
-    """Time left, estimated from the pace so far."""
+    """Time left: as the computation estimates it, otherwise from the pace so far."""
 
     def render(self, task: Task) -> Text:
         ends = task.fields.get("ends")

@@ -59,6 +59,13 @@ def duration(seconds: float | None) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
+def rough_duration(seconds: float) -> str:
+    """A duration in round numbers."""
+    if seconds < 90:
+        return f"{max(1, round(seconds / 5) * 5 if seconds > 10 else round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def size(count: float | None) -> str:
     """Bytes with a unit."""
     if count is None:

@@ -78,12 +78,14 @@ class KeptMoments:
         self.collected = CollectedPredictions(posterior, inputs)
         self.kept = not posterior.curvature.joint
         self._bytes = 0
+        self._totals: list[Tensor] = []
         self._means: list[Tensor] = []
         self._by_block: list[Tensor] = []  # [B, N, C, C]
 
     def add(self, moments: Moments) -> None:
         assert moments.by_block is not None
         self.collected.add(moments)
+        self._totals.append(_total_variance(moments.cov, self.posterior.likelihood.shift_invariant))
         self._bytes += len(moments.by_block) * moments.cov.numel() * moments.cov.element_size()
         self.kept = self.kept and self._bytes <= sizes().validation
         if self.kept:
@@ -92,6 +94,11 @@ class KeptMoments:
         else:
             self._means, self._by_block = [], []
 
+    @property
+    def total_variance(self) -> Tensor:
+        """tr V of each input, float64 on the CPU [N]."""
+        return torch.cat(self._totals).double().cpu()
+
     def prediction(self, layers: Sequence[str]) -> Prediction:
         """With only some layers uncertain."""
         which = [self.names.index(name) for name in layers]
@@ -99,6 +106,12 @@ class KeptMoments:
         for mean, by_block in zip(self._means, self._by_block, strict=True):
             collected.add(Moments(mean, by_block[which].sum(0)))
         return collected.prediction()
+
+
+def _total_variance(cov: Tensor, shift_invariant: bool) -> Tensor:
+    """tr V of covariances [N, C, C]; of centred logits for class labels."""
+    trace = cov.diagonal(dim1=1, dim2=2).sum(1)
+    return trace - cov.sum((1, 2)) / cov.shape[1] if shift_invariant else trace
 
 
 def examined(
