@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import whence
 from tests.reference.linearised import moved
-from whence.errors import BadOption, NotDefined, Notice
+from whence.errors import BadOption, NotDefined, Notice, TooLarge
 from whence.predictive.linearised_draws import linearised_draws
 from whence.report.record.audit import Chosen, DeferralRule
+from whence.where.served_novelty import served_novelty
 
 pytestmark = pytest.mark.filterwarnings("ignore::whence.errors.Notice")
 SIZES = ({0: torch.export.Dim("batch")},)
@@ -169,15 +170,19 @@ def test_p_values_are_those_of_its_own_reference() -> None:
     assert module(new[:5]).p_value.tolist() == pytest.approx(p[:5].tolist()), "a function of the input alone"
 
 
-def test_many_directions_estimate_what_is_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.where import served_novelty
-
-    monkeypatch.setattr(served_novelty, "DIRECTIONS", 3000)
+def test_many_directions_estimate_what_is_unexplained() -> None:
     for name in ("classification", "regression"):
         posterior, x = fitted(name)
         exact = whence.novelty(posterior, x[:6], reference=x, combine="fisher")
-        scored = served_novelty.served_novelty(posterior, x, None)
+        scored = served_novelty(posterior, x, None, directions=3000)
         torch.testing.assert_close(scored.unexplained(x[:6]), exact.unexplained, rtol=0.15, atol=1e-6)
+
+
+def test_a_novelty_score_that_is_too_large_is_refused(set_sizes: Any) -> None:
+    posterior, x = fitted()
+    set_sizes(dense_covariance=10_000)
+    with pytest.raises(TooLarge, match=r"whence\.novelty"):
+        posterior.as_module(novelty=x)
 
 
 # Options

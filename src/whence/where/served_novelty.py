@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from whence.curvature.traced import traced_tangents
 from whence.engine.batches import cut, from_numpy, is_pair
-from whence.errors import BadData, NotDefined, notice
+from whence.engine.memory import readable, sizes
+from whence.errors import BadData, NotDefined, TooLarge, notice
 from whence.likelihoods import Categorical, Likelihood
 from whence.predictive.difference import PIECE
 from whence.predictive.sampled import BATCH
@@ -78,15 +79,15 @@ def at_least(reference: Tensor, values: Tensor) -> Tensor:
     return (1 + (reference >= lower.unsqueeze(1)).double().sum(1)) / (reference.shape[0] + 1)
 
 
-def served_novelty(posterior: Laplace, data: Any, example: Tensor | None) -> NoveltyScore:
-    """A module that scores inputs relative to the reference inputs ``data``."""
+def served_novelty(posterior: Laplace, data: Any, example: Tensor | None, directions: int = DIRECTIONS) -> NoveltyScore:
+    """A module that scores inputs relative to the reference inputs ``data``, by so many directions of each layer."""
     data = from_numpy(data)
     inputs = data[0] if is_pair(data) else data
     pieces = [p for p in posterior.network.pieces(inputs, BATCH) if isinstance(p, Tensor)]
     if not pieces:
         raise NotDefined("as_module(novelty=…) takes reference inputs of one tensor.")
-    directions = _directions(posterior)
-    tangents = traced_tangents(posterior.network, pieces[0] if example is None else example, directions)
+    drawn = _directions(posterior, directions)
+    tangents = traced_tangents(posterior.network, pieces[0] if example is None else example, drawn)
     unexplained = Unexplained(tangents, len(posterior.blocks), _class_dim(posterior.likelihood)).eval()
     with torch.no_grad():
         reference = torch.cat([unexplained(some) for piece in pieces for some in cut(piece, PIECE)])
@@ -104,12 +105,19 @@ def _class_dim(likelihood: Likelihood) -> int | None:
     return likelihood.class_dim if likelihood.class_dim < 0 else likelihood.class_dim + 1
 
 
-def _directions(posterior: Laplace) -> dict[str, Tensor]:
+def _directions(posterior: Laplace, count: int) -> dict[str, Tensor]:
     """Directions [2 B K, …]: of the posterior, then of the prior; each changes one layer only."""
+    needed = 2 * len(posterior.blocks) * count * posterior.parameters * posterior.network.dtype.itemsize
+    if needed > sizes().dense_covariance:
+        raise TooLarge(
+            f"a served novelty score of {len(posterior.blocks)} layers and {posterior.parameters:,} weights takes "
+            f"{readable(needed)} (limit {readable(sizes().dense_covariance)}). Score inputs with whence.novelty, or "
+            "serve a posterior of fewer layers=…."
+        )
     weak = with_novelty_prior(posterior, novelty_precision(posterior))
     prior = replace(weak, data_scale=NO_DATA)
     seed = torch.Generator(posterior.network.device)
-    drawn = [p.deviations(DIRECTIONS, seed.manual_seed(0)) for p in (weak, prior)]
+    drawn = [p.deviations(count, seed.manual_seed(0)) for p in (weak, prior)]
     found: dict[str, Tensor] = {}
     for place, block in enumerate(posterior.blocks):
         for param in block.params:
