@@ -20,10 +20,10 @@ def test_a_quick_audit_says_so_and_asks_less() -> None:
     found = audit.results
     assert found.title.endswith("(quick)") and "sampled curvature" in found.run.not_covered[0]
     assert audit.posterior.curvature.options.curvature.value == "mc"
-    assert found.data.test is not None and found.data.test.inputs == 400 and found.data.test.cut
+    assert found.data.test is not None and found.data.test.inputs == 300 and found.data.test.cut
     assert found.pruning is None and found.profile is not None and found.novelty is not None
     assert len(found.inputs or ()) <= 9
-    assert audit.posterior.tuning is not None and audit.posterior.reference.size == 400
+    assert audit.posterior.tuning is not None and audit.posterior.reference.size == 300
     assert "quick audit" in whence.Audit.read(audit.json("audit.json")).results.run.not_covered[0]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import whence
 from tests.comparison import assert_close
 from whence.engine.batches import Data
+from whence.linalg.dense import long_product
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral
 from whence.posteriors.laplace.search import ScaleSearch, Search
@@ -139,6 +140,14 @@ def test_a_lattice_stands_for_rows_in_single_precision(structure: str, together:
             for ours, wanted in zip(lattice.weighted_priors(Priors(moved)), exact, strict=True):
                 assert_close(ours, wanted, 3e-6, 3e-6 * float(wanted.abs().max()))
     assert seen
+
+
+@pytest.mark.parametrize("size", [3, 7, 8, 24, 25])
+def test_long_sums_in_pieces_are_those_at_once(size: int, set_sizes: Any) -> None:
+    a, b = torch.randn(2, 5, 3, size, dtype=torch.float64)
+    wanted = a @ b.mT
+    set_sizes(reduction=8)
+    assert_close(long_product(a, b), wanted, 1e-12, 1e-12)
 
 
 def test_a_lattice_needs_single_precision_and_no_negative_eigenvalue() -> None:

@@ -52,7 +52,7 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
 }
 
 
-QUICK = (400, 400, 6)  # examples of a set, inputs behind shares, inputs shown
+QUICK = (300, 300, 6)  # examples of a set, inputs behind shares, inputs shown
 QUICK_TUNED = 250  # validation inputs for tuning
 NEED_SHARES = {"layers", "profile", "sensitivity", "inputs", "novelty", "answers"}
 
@@ -110,7 +110,7 @@ def audit(
         device: where to compute; by default where the model is.
         execution: how the fit is run, see :class:`whence.Execution`; a posterior keeps its own.
         quick: a first look, in a fraction of the time: sampled curvature (unless ``curvature`` is given), at most
-            400 examples of each set, 250 of them for tuning, no pruning curve (unless ``sections`` asks
+            300 examples of each set, 250 of them for tuning, no pruning curve (unless ``sections`` asks
             for it). The page says so.
         progress: whether to show a progress bar, with the time left.
         on_step: called with the name of each step before it begins, its number, and the number of steps.

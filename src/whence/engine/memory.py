@@ -68,12 +68,18 @@ class Sizes:
     call_by_call: int = 2**23  # the diagonal of a tied weight is summed call by call above this size
 
     # Work.
+    reduction: int = 0  # terms that a long sum of products adds up at a time, on a CPU; 0: all
+    cuda_reduction: int = 4096  # kernels for small results of long sums keep few processors busy
     exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute
     cuda_exact: int = 2 * 10**14
 
     def one_tensor(self, device: torch.device) -> int:
         """Bytes that one intermediate tensor may take on a device."""
         return self.cuda_intermediate if device.type == "cuda" else self.intermediate
+
+    def summed_together(self, device: torch.device) -> int:
+        """Terms of a long sum that are added up at a time; 0 for all."""
+        return self.cuda_reduction if device.type == "cuda" else self.reduction
 
     def exact_work(self, device: torch.device) -> int:
         """Multiplications up to which an answer is exact."""

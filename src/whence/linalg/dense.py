@@ -215,3 +215,14 @@ def psd_root(matrix: Tensor) -> Tensor:
             return root
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+
+def long_product(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ for [N, K, P] each, with P much larger than K."""
+    step = sizes().summed_together(a.device)
+    whole = a.shape[-1] // step * step if step else 0
+    if whole <= step:
+        return a @ b.mT
+    left, right = (t[..., :whole].unflatten(-1, (-1, step)).transpose(1, 2) for t in (a, b))  # [N, P / step, K, step]
+    found = (left @ right.mT).sum(1)
+    return found if whole == a.shape[-1] else found + a[..., whole:] @ b[..., whole:].mT

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whence.curvature.diagonals import is_unshared
 from whence.errors import NotPositiveDefinite
+from whence.linalg.dense import long_product
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.ratios import Separable
 from whence.linalg.spectral import (
@@ -181,14 +182,14 @@ class Rows(Projection):
     few: FewPositions | None = None
 
     def weighted(self, w: Tensor, prior: Tensor) -> Tensor:
-        inside = (self.rotated * w.reshape(-1)) @ self.rotated.mT
+        inside = long_product(self.rotated * w.reshape(-1), self.rotated)
         return inside if self.outside is None else inside + prior * self.outside
 
     @torch.no_grad()
     def weighted_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
         scratch, found = torch.empty_like(self.rotated), []
         for w, prior in weights:
-            inside = torch.mul(self.rotated, w.reshape(-1), out=scratch) @ self.rotated.mT
+            inside = long_product(torch.mul(self.rotated, w.reshape(-1), out=scratch), self.rotated)
             found.append(inside if self.outside is None else inside + prior * self.outside)
         return found
 
