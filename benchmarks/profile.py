@@ -156,16 +156,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    m = results["machine"]
-    where = results["gpu"] or f"{m['cpu']}, {m['cores']} cores"
-    lines = [
-        f"{where}, torch {results['torch']}; a large float32 product runs at {results['gflops']:,.0f} GFLOP/s here. "
-        "Seconds; decompositions of VGG-11 and WRN-16-4 are left out.",
-        "",
-        report.line(HEAD),
-        report.line(["---"] * len(HEAD)),
-    ]
-    return "\n".join(lines + [report.line(cells(row)) for row in results["rows"]]) + "\n"
+    return report.profile_table(results, "decompositions of VGG-11 and WRN-16-4 are left out", HEAD, cells)
 
 
 def main() -> None:

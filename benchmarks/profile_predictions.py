@@ -156,13 +156,4 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    m = results["machine"]
-    where = results["gpu"] or f"{m['cpu']}, {m['cores']} cores"
-    lines = [
-        f"{where}, torch {results['torch']}; a large float32 product runs at {results['gflops']:,.0f} GFLOP/s here. "
-        "Seconds; exact linearised predictions, probit link.",
-        "",
-        report.line(HEAD),
-        report.line(["---"] * len(HEAD)),
-    ]
-    return "\n".join(lines + [report.line(cells(row)) for row in results["rows"]]) + "\n"
+    return report.profile_table(results, "exact linearised predictions, probit link", HEAD, cells)

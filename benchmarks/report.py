@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,12 @@ def between(content: str, device: str, filling: str) -> str:
     if not found:
         raise SystemExit(f"the page has no place for {device}: {begin} … {end}")
     return f"{head}{begin}\n{filling}{end}{tail}"
+
+
+def profile_table(results: dict[str, Any], about: str, head: list[str], cells: Callable[[Any], list[str]]) -> str:
+    """A profile as Markdown, with the machine and its rate above it."""
+    m = results["machine"]
+    where = results["gpu"] or f"{m['cpu']}, {m['cores']} cores"
+    rate = f"a large float32 product runs at {results['gflops']:,.0f} GFLOP/s here"
+    lines = [f"{where}, torch {results['torch']}; {rate}. Seconds; {about}.", "", line(head), line(["---"] * len(head))]
+    return "\n".join(lines + [line(cells(row)) for row in results["rows"]]) + "\n"
