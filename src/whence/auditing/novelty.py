@@ -13,7 +13,7 @@ from whence.auditing.data import read_examples
 from whence.errors import MissingExtra, NotDefined, notice
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector, Histogram, LayerQuantiles, Novelty, NoveltyOfSet
-from whence.where.detectors import detector_table, scores_of_prediction
+from whence.where.detectors import detector_table, scores_of_prediction, table_of
 from whence.where.novelty import Novelty as Found
 from whence.where.novelty import novelty_given
 
@@ -83,6 +83,9 @@ def _detectors(context: Context, sets: dict[str, Found]) -> tuple[Detector, ...]
     except MissingExtra as error:
         notice(f"the detectors that need training data were skipped: {error}")
         table = detector_table(posterior, inputs, known, None)
+    except NotDefined as error:
+        notice(f"the detectors of the plain network were skipped: {error}")
+        table = table_of(known)
     rows = ((row.detector, Estimate.of(row.auroc), Estimate.of(row.fpr95)) for row in table.rows)
     return tuple(
         Detector(name, DETECTORS.get(name, name), auroc, fpr95) for name, auroc, fpr95 in rows if auroc and fpr95

@@ -99,7 +99,12 @@ def detector_table(
 ) -> DetectorTable:
     """The table for inputs inside and outside, whose scores by the posterior are known."""
     plain = PlainDetectors(posterior, train)
-    within, beyond = ({**some, **plain.scores(x)} for some, x in zip(known, sets, strict=True))
+    return table_of([{**some, **plain.scores(x)} for some, x in zip(known, sets, strict=True)])
+
+
+def table_of(scores: Sequence[Mapping[str, Tensor]]) -> DetectorTable:
+    """The table from the scores of every detector, inside and outside."""
+    within, beyond = scores
     rows = []
     for name, values in within.items():
         found = detection(values, beyond[name])
