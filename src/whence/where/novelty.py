@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from whence.engine.batches import from_numpy, is_pair
+from whence.engine.memory import remembered
 from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice, one_of
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
@@ -289,6 +290,7 @@ def with_novelty_prior(posterior: Laplace, precision: tuple[float, ...]) -> Lapl
     return replace(posterior.under(posterior.prior.scaled_by(factors)), tuning=None)
 
 
+@remembered
 def _with_novelty_shape(posterior: Laplace) -> Laplace:
     """The posterior with the prior shape of novelty."""
     fixed = any(isinstance(s, InBasis) for s in posterior.curvature.structures)
