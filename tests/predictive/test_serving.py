@@ -197,7 +197,9 @@ def test_what_cannot_be_served() -> None:
         posterior.as_module(method="exact")  # type: ignore[arg-type]
     moved_away = posterior.to(torch.float32)
     with pytest.raises(NotDefined, match=r"pass check=inputs \(or method='sampled'\)"):
-        moved_away.as_module()
+        moved_away.as_module(method="linearised")
+    with pytest.warns(Notice, match="weight draws are served instead"):
+        assert moved_away.as_module()(x.float()).mean.shape == (60, 3)
     assert moved_away.as_module(method="sampled").difference is None
     assert moved_away.as_module(check=x.float()).difference is not None
     members = whence.ensemble([nn.Linear(4, 3), nn.Linear(4, 3)], likelihood="classification")

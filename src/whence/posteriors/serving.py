@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whence.engine.batches import from_numpy, is_pair
 from whence.engine.contexts import full_precision
-from whence.errors import NotDefined
+from whence.errors import NotDefined, UnsupportedLayer, notice
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior, WeightPosterior
@@ -45,18 +45,37 @@ def as_module(
         raise NotDefined(ONE_TENSOR)
     network = posterior.snapshots[0]
     example = None if inputs is None else next(_tensors(network, inputs))
-    inner = build(posterior.served_outputs(chosen, num_samples, generator, example))
+    inner = build(_outputs(posterior, method is None, chosen, num_samples, generator, example))
     scored = None if novelty is None else _scored(posterior, novelty, example)
     module = with_more(inner, threshold, scored)
     module.requires_grad_(False).eval()
     if inputs is not None:
-        fixed = (
-            Method(posterior.default_method) is Method.LINEARISED
-        )  # without a generator it predicts the same every time
-        own = None if fixed else torch.Generator(network.device).manual_seed(0)
+        repeatable = Method(posterior.default_method) is Method.LINEARISED  # also without a generator
+        own = None if repeatable else torch.Generator(network.device).manual_seed(0)
         predict = lambda x: posterior.predict(x, generator=own)  # noqa: E731
         module.difference = difference(module, _tensors(network, inputs), predict, threshold)
     return module
+
+
+def _outputs(
+    posterior: Posterior,
+    by_default: bool,
+    method: Method,
+    num_samples: int | None,
+    generator: torch.Generator | None,
+    example: Tensor | None,
+) -> nn.Module:
+    """Draws of the outputs; weight draws where the linearised predictive is only the default and cannot be traced."""
+    try:
+        return posterior.served_outputs(method, num_samples, generator, example)
+    except (UnsupportedLayer, NotDefined) as error:
+        if not by_default or method is Method.SAMPLED:
+            raise
+        notice(
+            f"weight draws are served instead of the linearised predictive: {error} Weight draws predict something "
+            "else; module.difference says by how much."
+        )
+        return posterior.served_outputs(Method.SAMPLED, num_samples, generator, example)
 
 
 def _tensors(network: Network, inputs: Any) -> Iterator[Tensor]:
