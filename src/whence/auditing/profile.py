@@ -64,7 +64,7 @@ def profile(context: Context, work: float | None = None) -> Profile:
         views += [one.view(i, part, layers) for i, part in enumerate(sums) if i]
     for name in LABELS:
         if any(place == name for place, _ in context.most_uncertain):
-            shown = _Inputs.shown(context, name)
+            shown = _Inputs.of_shown(context, name)
             views += [shown.view(i, part, layers) for i, part in enumerate(shown.sums(posterior, layers, work))]
     nodes, precision = nodes_of(context.network_name, layers), posterior.prior_precision
     return Profile(
@@ -116,7 +116,7 @@ class _Inputs:
         return cls(inputs, found, tuple(labels), members, True)
 
     @classmethod
-    def shown(cls, context: Context, name: str) -> _Inputs:
+    def of_shown(cls, context: Context, name: str) -> _Inputs:
         """The inputs of a set that are shown on the page."""
         seen = context.shown_examined(name)
         index = [index for place, index in context.most_uncertain if place == name]

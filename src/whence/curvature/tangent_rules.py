@@ -189,7 +189,7 @@ def _(step: Step, x: Any, exponent: float) -> Any:
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def added(step: Step, x: Any, other: Any, *, alpha: float = 1) -> Any:
+def add_rule(step: Step, x: Any, other: Any, *, alpha: float = 1) -> Any:
     terms = [raised(x, step.like.dim())] if moves(x) else []
     if moves(other):
         terms.append(raised(other, step.like.dim()) * alpha)
@@ -199,7 +199,7 @@ def added(step: Step, x: Any, other: Any, *, alpha: float = 1) -> Any:
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
 def _(step: Step, x: Any, other: Any, *, alpha: float = 1) -> Any:
-    return added(step, x, other, alpha=-alpha)
+    return add_rule(step, x, other, alpha=-alpha)
 
 
 @rule(aten.rsub.Scalar)
