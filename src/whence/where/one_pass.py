@@ -96,7 +96,10 @@ class ColumnPass:
     """One pass over the inputs; the first of them decide whether the answer is exact or uses random columns."""
 
     def __init__(self, posterior: Laplace, question: Question, what: str, whole: bool = False) -> None:
-        """``whole``: send all outputs backward, not centred, where the answer is exact and about all of them."""
+        """``whole``: send all outputs backward, where the answer is exact and about all of them.
+
+        They are not centred, because predictions need them so; projections are centred afterwards for shares.
+        """
         if posterior.curvature.keep is not None:
             raise NotDefined("the shares of a subnetwork mask are not defined; use variance().")
         self.posterior, self.question, self.what, self._whole = posterior, question, what, whole

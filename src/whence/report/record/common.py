@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
+from whence.likelihoods.base import Task
 from whence.metrics import Estimate as Measured
 
 T = TypeVar("T", covariant=True)
@@ -34,7 +35,7 @@ Message = Annotated[str, Mark.MESSAGE]
 Grid = tuple[tuple[Annotated[float | None, Mark.COARSE], ...], ...]
 Nested = Annotated[dict[str, Any], Mark.NESTED]
 
-TaskName = Literal["classification", "binary", "regression", "count", "outputs"]
+TaskName = Task
 Better = Literal["lower", "higher", "0.95"]  # which values of a metric are good
 Tone = Literal["good", "mixed", "poor", "note", "unknown"]
 SetName = Literal["test", "ood"]
