@@ -71,7 +71,7 @@ class Progress:
         self.pace = Pace({name: value for name, value in seconds.items() if name in self.steps[self.done :]})
 
     def _left(self) -> str:
-        """Report the time left, and give it in words."""
+        """Report the time left; return it as text for the bar."""
         if self.pace is None:
             return ""
         left = self.pace.left(self.steps[self.done :])

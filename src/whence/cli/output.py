@@ -134,7 +134,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Steps]:
-        """What is told of each step: a bar with the time left on a terminal, plain lines elsewhere."""
+        """Show each step: a bar with the time left on a terminal, plain lines elsewhere."""
         if self.quiet:
             yield Steps()
         elif not self.err.is_terminal:

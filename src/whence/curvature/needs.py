@@ -73,7 +73,7 @@ def check(blocks: Sequence[Block], options: FitOptions, joint: int | None, item:
 
 
 def largest(blocks: Sequence[Block], item: int, count: int = 3) -> str:
-    """The blocks that need the most memory, in words."""
+    """Text that names the blocks that need the most memory."""
     found = sorted(blocks, key=lambda b: needs(b, item).stored, reverse=True)[:count]
     return "; ".join(f"{b.name} ({b.kind}, {_shape(b)}) {readable(needs(b, item).stored)}" for b in found)
 

@@ -47,7 +47,7 @@ def first_outputs(network: Network, inputs: Any) -> Tensor:
 
 @contextlib.contextmanager
 def failures_explained(network: Network, x: Any) -> Iterator[None]:
-    """Where the network itself fails on the inputs of a question, raise that in words."""
+    """If the network itself fails on these inputs, raise BadData with their shapes instead of its own error."""
     try:
         yield
     except Exception as error:

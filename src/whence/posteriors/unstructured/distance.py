@@ -102,7 +102,7 @@ class StructureDistance:
         return need("pandas", "pandas").DataFrame([asdict(row) for row in self.layers])
 
     def summary(self) -> str:
-        """The result in words."""
+        """The result as a sentence."""
         return "\n".join(_words(self))
 
     __str__ = summary
