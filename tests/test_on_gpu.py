@@ -130,7 +130,7 @@ def test_captured_training_is_training(amp: bool, replays: Replays) -> None:
         assert bool(replays.count) == capture
     assert replays.count >= 3 * (len(y) // 16) - WARM_UP
     for one, other in zip(found[True].network.parameters(), found[False].network.parameters(), strict=True):
-        assert_close(one, other, 1e-2 if amp else 1e-4)
+        assert_close(one, other, 1e-2 if amp else 1e-3)  # convolutions are in TF32
     assert found[True].history[-1].loss == pytest.approx(found[False].history[-1].loss, rel=1e-2 if amp else 1e-4)
 
 

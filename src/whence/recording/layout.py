@@ -8,7 +8,7 @@ autograd's; a parameter for which they do not is handled by the per-example fall
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,10 +20,11 @@ from whence.engine.memory import none_if_out_of_memory, release, sizes
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
-from whence.recording.independence import check_alone
-from whence.recording.recorder import TOLERANCE, Pass, Ref, Use, densified, forward, gradients, probe_like
+from whence.recording.independence import check_alone, doubled
+from whence.recording.recorder import TOLERANCE, Pass, Recorder, Ref, Use, densified, forward, gradients, probe_like
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
+MISMATCH = "its gradient is not the sum over its recognised calls"
 CHECKED = 8  # examples of the first batch that are checked
 PASSED_ON = {  # functions that keep the outputs of a layer, or shift all classes alike
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "PermuteBackward0",
@@ -201,7 +202,8 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
         return Inspection(unused=set(selected))
     found = Inspection(uses=seen.uses)
     _find_layouts(found, seen, size)
-    _check_gradients(found, seen, network, selected)
+    unexplained, found.unused = check_gradients(network, selected, few, seen)
+    found.unexplained = unexplained | found.unexplained
     check_alone(network, selected, few, seen)
     _find_ends(found, seen, network, few)
     return found
@@ -243,14 +245,24 @@ def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
             found.unexplained[ref.name] = "it acts on values that the examples of a batch share"
 
 
-def unexplained_by(seen: Pass, network: Network, selected: list[str]) -> dict[str, str]:
-    """The parameters whose gradient in a pass is not rebuilt from its calls, with the reason."""
-    found = Inspection()
-    _check_gradients(found, seen, network, selected)
-    return found.unexplained
+def check_gradients(
+    network: Network, selected: list[str], inputs: Inputs, seen: Pass, alone: Collection[Any] = ()
+) -> tuple[dict[str, str], set[str]]:
+    """The parameters whose gradient is not rebuilt from their calls, with the reason, and those without a gradient.
+
+    A mismatch is computed again in double precision: kernels may round by more than the tolerance (convolutions in
+    TF32 on a GPU). ``alone`` are the calls that an example alone may make, see :class:`Recorder`.
+    """
+    found, unused = _mismatches(network, selected, seen)
+    if network.dtype != torch.float64 and MISMATCH in found.values():
+        exact = doubled(network, inputs)
+        if exact is not None:
+            again, _ = _mismatches(exact[0], selected, forward(*exact, recorder=Recorder(exact[0], alone)))
+            found = {name: reason for name, reason in found.items() if name in again}
+    return found, unused
 
 
-def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: list[str]) -> None:
+def _mismatches(network: Network, selected: list[str], seen: Pass) -> tuple[dict[str, str], set[str]]:
     probe = probe_like(seen.outputs)
     params = [network.params[name] for name in selected]
     with differentiable(network):
@@ -264,18 +276,16 @@ def _check_gradients(found: Inspection, seen: Pass, network: Network, selected: 
             target = sums[ref.name]
             part = target[ref.start : ref.stop] if target.dim() else target
             part += grad.reshape(part.shape)
-    found.unused.update(name for name, t in zip(selected, true, strict=True) if t is None)
     rows = [_compared(None if t is None else t[0], sums[name]) for name, t in zip(selected, true, strict=True)]
     numbers = torch.stack(rows).tolist() if rows else []  # one transfer for all
     largest = max((norm for norm, _, _ in numbers), default=0.0)
     tolerance = TOLERANCE.get(network.dtype, 5e-2) if network.autocast is None else 5e-2
-    for name, (norm, error, rebuilt_norm) in zip(selected, numbers, strict=True):
-        if error > tolerance * (norm + 1e-3 * largest) and name not in found.unexplained:
-            found.unexplained[name] = (
-                "its gradient is not the sum over its recognised calls"
-                if rebuilt_norm
-                else "no layer rule covers its use"
-            )
+    found = {
+        name: MISMATCH if rebuilt_norm else "no layer rule covers its use"
+        for name, (norm, error, rebuilt_norm) in zip(selected, numbers, strict=True)
+        if error > tolerance * (norm + 1e-3 * largest)
+    }
+    return found, {name for name, t in zip(selected, true, strict=True) if t is None}
 
 
 def _find_ends(found: Inspection, seen: Pass, network: Network, few: Inputs) -> None:

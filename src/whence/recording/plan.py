@@ -17,7 +17,7 @@ from whence.functional import Network
 from whence.recording.blocks import Block, GradientSource, partition
 from whence.recording.calls import Recording
 from whence.recording.gradients import PerExample
-from whence.recording.layout import Inspection, Layout, contradicted, inspect, lead_shape, unexplained_by
+from whence.recording.layout import Inspection, Layout, check_gradients, contradicted, inspect, lead_shape
 from whence.recording.recorder import Pass, Recorder, Use, forward
 from whence.recording.roles import Description, describe
 
@@ -102,8 +102,9 @@ class Plan:
 
     def _check_alone(self, inputs: Inputs) -> None:
         """Refuse an example alone whose calls do not explain its gradients, as where its dimension is dropped."""
-        alone = forward(self.network, map_tensors(Tensor.detach, inputs), recorder=self._recorder(1))
-        odd = unexplained_by(alone, self.network, self.network.selected)
+        inputs = map_tensors(Tensor.detach, inputs)
+        alone = forward(self.network, inputs, recorder=self._recorder(1))
+        odd, _ = check_gradients(self.network, self.network.selected, inputs, alone, self.layouts.keys())
         for name in sorted(odd.keys() & self.block_of.keys()):
             raise UnsupportedLayer(
                 f"the forward pass uses {name!r} differently for one example alone than for several: {odd[name]}. "
