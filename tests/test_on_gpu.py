@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import whence
 from tests.comparison import assert_close
@@ -17,7 +19,7 @@ from whence import zoo
 from whence.curvature.conv_gram import Autocorrelation
 from whence.curvature.kfac import input_gram
 from whence.engine.graphs import CapturePolicy
-from whence.linalg import dense, split
+from whence.linalg import dense, gram_kernel, split
 from whence.predictive import linearised
 from whence.recording.layer_input import LayerInput
 from whence.recording.patches import conv_patches
@@ -167,3 +169,55 @@ def test_half_precision_is_summed_in_single(width: int) -> None:
     assert found.dtype == torch.float32
     wide = torch.cat([x.double().squeeze(), torch.ones(4096, 1, device="cuda", dtype=torch.float64)], 1)
     assert_close(found.double(), wide.mT @ wide, 1e-4)
+
+
+@pytest.mark.parametrize("count", [3, 10, 16, 20, 32])
+def test_gram_matrices_of_long_rows_by_the_kernel(count: int) -> None:
+    gen = torch.Generator("cuda").manual_seed(0)
+    rows = torch.randn(3, count, 100_003, device="cuda", generator=gen)
+    weights = torch.rand(100_003, device="cuda", generator=gen)
+    assert gram_kernel.applies(rows)
+    wide = rows.double()
+    assert_close(gram_kernel.weighted_gram(rows, weights).double(), (wide * weights) @ wide.mT, 1e-6)
+    assert_close(gram_kernel.two_grams(rows, weights)[1].double(), wide @ wide.mT, 1e-6)
+    index = torch.randperm(100_003, device="cuda", generator=gen)[:96_000].int().reshape(-1, 64)
+    index[7, 5:] = -1
+    chunks = gram_kernel.Chunks(index, torch.rand(index.shape, device="cuda", generator=gen))
+    taken = (wide[..., index.clamp(min=0).long()] * (index >= 0)).transpose(1, 2)
+    found = gram_kernel.chunk_grams(rows, chunks)
+    assert_close(found[0].double(), (taken * chunks.weights.unsqueeze(1)) @ taken.mT, 1e-6)
+    assert_close(found[1].double(), taken @ taken.mT, 1e-6)
+
+
+def test_answers_of_a_convolutional_network_are_those_of_the_cpu() -> None:
+    """Kernel, chunks of eigenvalues and centred outputs together: predictions, shares, units and tuning."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(192, 10),
+    )  # fmt: skip
+    x, y = torch.randn(64, 3, 10, 10), torch.randint(10, (64,))
+    precise = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        found = {}
+        for device in ("cpu", "cuda"):
+            data = x.to(device), y.to(device)
+            posterior = whence.laplace(
+                copy.deepcopy(model).to(device), data, likelihood="classification", curvature="ggn", progress=False
+            )
+            where = posterior.where(data[0][:20])
+            units = where.units("2")
+            found[device] = [
+                posterior.predict(data[0][:20]).logit_cov.cpu(),
+                torch.tensor([[row.variance_share, row.prior_share, row.explained] for row in where.layers]),
+                torch.tensor([units["variance_share"], units["explained"]]),
+            ]
+            assert device == "cpu" or gram_kernel._trusted
+            tuned = posterior.tune(data, progress=False)
+            assert tuned.tuning is not None
+            found[device].append(torch.tensor([tuned.tuning.score]))
+    finally:
+        torch.backends.cudnn.allow_tf32 = precise
+    for ours, wanted in zip(found["cuda"], found["cpu"], strict=True):
+        assert_close(ours, wanted, 2e-3)

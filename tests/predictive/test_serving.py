@@ -122,7 +122,7 @@ def test_onnx(name: str) -> None:
         x, y = torch.randn(40, 1, 6, 6), torch.randint(3, (40,))
         net = nn.Sequential(body, nn.Flatten(), nn.Linear(12, 3)).eval()
         posterior = whence.laplace(net, (x, y), likelihood="classification", progress=False)
-    module = posterior.as_module(8, defer=1.0, novelty=x)
+    module = posterior.as_module(8, defer=1.0, novelty=x[20:])  # no ties with what is scored below
     program = torch.onnx.export(module, (x[:3],), dynamo=True, dynamic_shapes=SIZES, verbose=False)
     session = runtime.InferenceSession(program.model_proto.SerializeToString())
     for size in (1, 2, 17):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from whence.engine.batches import Inputs, check_finite, map_tensors, size_of, take, tensors_in
+from whence.engine.batches import Inputs, check_finite, cut, joined, map_tensors, size_of, take, tensors_in
 from whence.engine.memory import sizes
 from whence.errors import UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
@@ -19,6 +19,7 @@ from whence.linalg.dense import widened
 from whence.recording.recorder import gradients
 
 BUDGETS = 4  # memory budgets (of one tensor) that the derivatives of the outputs may take
+ALIVE = 8  # activations of a network that exist at the same time while it runs forward, with their derivatives
 AGREE = {True: 1e-8, False: 1e-3}  # tolerated relative difference of forward and backward derivatives; key: float64
 
 
@@ -123,6 +124,12 @@ def _twice_backward(
 
 def forward_bytes(network: Network, inputs: Inputs) -> int:
     """Bytes that a forward pass stores for its backward pass, without the weights."""
+    kept, outputs = _saved(network, inputs)
+    return sum(kept) + outputs
+
+
+def _saved(network: Network, inputs: Inputs) -> tuple[list[int], int]:
+    """Bytes of every tensor that a forward pass stores for its backward pass, and of the outputs."""
     own = {p.data_ptr() for p in network.params.values()}
     seen: dict[int, int] = {}
 
@@ -133,17 +140,25 @@ def forward_bytes(network: Network, inputs: Inputs) -> int:
 
     with differentiable(network), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         outputs = network(inputs)
-    return sum(seen.values()) + outputs.numel() * outputs.element_size()
+    return list(seen.values()), outputs.numel() * outputs.element_size()
 
 
 def tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """f(x) [N, …] and J(x) v [R, N, …], a few directions at a time."""
-    count = len(next(iter(directions.values())))
-    each = forward_bytes(network, take(inputs, slice(0, 1))) * size_of(inputs)
-    step = max(1, min(count, int(BUDGETS * sizes().one_tensor(network.device) // max(each, 1))))
-    parts = []
-    for start in range(0, count, step):
-        mean, moved = push(network, inputs, {n: v[start : start + step] for n, v in directions.items()})
-        parts.append(widened(moved))
+    """f(x) [N, …] and J(x) v [R, N, …]: some inputs at a time along all directions, or one along some of them."""
+    count, size = len(next(iter(directions.values()))), size_of(inputs)
+    kept, outputs = _saved(network, take(inputs, slice(0, 1)))
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(inputs))
+    alive = sum(kept) if wanted else min(sum(kept), ALIVE * max(kept, default=0))
+    room = BUDGETS * sizes().one_tensor(network.device) // max(alive + outputs, 1)  # inputs times directions
+    together, step = max(1, min(size, room // count)), max(1, min(count, room))
+    means, parts = [], []
+    for some in cut(inputs, together):
+        moved: list[Tensor] = []
+        for start in range(0, count, step):
+            few = {n: v[start : start + step] for n, v in directions.items()}
+            mean, along = push(network, some, few, check=not moved)
+            moved.append(widened(along))
+        means.append(widened(mean))
+        parts.append(joined(moved))
     check_finite(parts, "the derivatives of the outputs", 0)
-    return widened(mean), torch.cat(parts)
+    return joined(means), joined(parts, dim=1)

@@ -21,7 +21,7 @@ from whence.curvature.columns import identity_columns
 from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take, tensors_in
 from whence.engine.graphs import FEW_CALLS, WARM, Replayed
-from whence.engine.memory import ChunkLimits, in_parts_that_fit, readable, sizes
+from whence.engine.memory import GIB, ChunkLimits, available, in_parts_that_fit, readable, sizes
 from whence.engine.progress import over_inputs
 from whence.errors import NotDefined, TooLarge
 from whence.linalg.dense import widened
@@ -40,6 +40,7 @@ Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]
 ColumnCount = Callable[[Recording, int], int]  # of one recorded input among so many
 KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
+FREE, LARGEST = 8, 12 * GIB  # a piece takes this part of a GPU's free memory at most, and not more than so much
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,11 @@ def piece_size(
     rows = sum(b.size for b in plan.blocks) if posterior.joint else max(shared, default=0)
     squares = 3 * classes * (1 if diagonal else classes)
     each = activations + (3 * rows * classes + squares) * outputs.element_size()
-    most = int(sizes().one_tensor(outputs.device) // max(each, 1))
     cpu = outputs.device.type == "cpu"
+    room = sizes().one_tensor(outputs.device)
+    if not cpu:
+        room = max(room, min((available(outputs.device) or 0) // FREE, LARGEST))
+    most = int(room // max(each, 1))
     step = max((sizes().prediction if cpu else sizes().cuda_prediction) // max(each, 1), FEW)
     if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
         step = step * 3 // 2  # too few pieces for a graph, so that every piece costs its launches

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from whence.curvature.diagonals import is_unshared
 from whence.errors import NotPositiveDefinite
+from whence.linalg import gram_kernel
 from whence.linalg.dense import long_product
 from whence.linalg.gaussian import BlockGaussian
+from whence.linalg.gram_kernel import two_grams, weighted_gram
 from whence.linalg.ratios import Separable
 from whence.linalg.spectral import (
     DenseSpectral,
@@ -62,18 +64,14 @@ class Projection(ABC):
         """Only the diagonal, and that of ``prior`` · J D⁻¹ Jᵀ, [N, K] each."""
 
     @abstractmethod
-    def column(self, k: int) -> Projection:
-        """One output alone."""
-
-    @abstractmethod
     def centred(self) -> Projection:
         """The same of the outputs minus their mean."""
 
     @abstractmethod
-    def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
-        """tr[J_u (B diag(w) Bᵀ Jᵀ)_u] of each input and unit, and the same of ``prior`` · J D⁻¹ Jᵀ, [2, N, U].
+    def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
+        """tr[J_u (B diag(w) Bᵀ Jᵀ)_u] of each input and unit, and of ``prior`` · J D⁻¹ Jᵀ, [1, 2, N, U].
 
-        The units of a block add up to its trace.
+        The units of a block add up to its trace. With ``each`` output by itself, [K, 2, N, U].
         """
 
 
@@ -114,25 +112,22 @@ class Unshared(Projection):
             return own, (squares @ self._weights(prior).mT).squeeze(-1).sum(0)
         return own, prior * (squares.sum(-1) * self.a2.sum(-1, keepdim=True)).sum(0)
 
-    def column(self, k: int) -> Projection:
-        unrotated = None if self.unrotated is None else self.unrotated[:, :, k : k + 1]
-        return replace(self, g=self.g[:, :, k : k + 1], unrotated=unrotated)
-
     def centred(self) -> Projection:
         unrotated = None if self.unrotated is None else _minus_mean(self.unrotated, 2)
         return replace(self, g=_minus_mean(self.g, 2), unrotated=unrotated)
 
-    def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
+    def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
         g, moved = self.g, self.g * self._weights(w)
         if self.left is not None:
             assert self.unrotated is not None
             g, moved = self.unrotated, times(moved, _transposed(self.left))
         if prior.dim():
-            alone = (g.square() * self._weights(prior)).sum(2)  # [E, N, O]
+            alone = g.square() * self._weights(prior)  # [E, N, K, O]
         else:
-            alone = prior * g.square().sum(2) * self.a2.sum(-1, keepdim=True)
-            alone = alone if self.rows is None else alone / self.rows.unsqueeze(1)  # B_G B_Gᵀ = D_G⁻¹
-        return torch.stack([_by_row(v.transpose(0, 1), units) for v in ((g * moved).sum(2), alone)])
+            alone = prior * g.square() * self.a2.sum(-1)[:, :, None, None]
+            alone = alone if self.rows is None else alone / self.rows[:, None, None]  # B_G B_Gᵀ = D_G⁻¹
+        parts = (_by_output(v.permute(2, 1, 0, 3), each) for v in (g * moved, alone))
+        return torch.stack([_by_row(part, units) for part in parts], 1)
 
     def _weights(self, w: Tensor) -> Tensor:
         """[E, N, 1, O]."""
@@ -161,14 +156,14 @@ class FewPositions:
         return cls(a, part.g.permute(1, 2, 0, 3, 4))
 
     def units(self, moved: Tensor, prior: Tensor, kronecker: KroneckerSpectral) -> list[Tensor]:
-        """By row, [N, E, O], from w ∘ (B_Gᵀ J B_A) [N, K, E, O, D] and the variance of the prior.
+        """By output and row, [K, N, E, O], from w ∘ (B_Gᵀ J B_A) [N, K, E, O, D] and the variance of the prior.
 
         Σ_d J_od (Σ J)_od = Σ_t g_to [B_G (w ∘ …) ã_t]_o;  Σ_d J_od² / (d_o e_d) = Σ_tt' g_to g_t'o (ã_t · ã_t') / d_o
         """
         turned = basis_times(moved @ self.a.transpose(0, 1).unsqueeze(1).mT, kronecker.left)  # [N, K, E, O, T]
-        own = torch.einsum("enkto,nkeot->neo", self.g, turned)
+        own = torch.einsum("enkto,nkeot->kneo", self.g, turned)
         gram = (self.a @ self.a.mT).unsqueeze(2)  # [E, N, 1, T, T]
-        alone = prior * (self.g * (gram @ self.g)).sum((2, 3)).transpose(0, 1)
+        alone = prior * (self.g * (gram @ self.g)).sum(3).permute(2, 1, 0, 3)
         return [own, alone / kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else alone]
 
 
@@ -180,13 +175,17 @@ class Rows(Projection):
     outside: Tensor | None = None
     basis: Spectral | None = None  # the basis of the rows; None if not rotated
     few: FewPositions | None = None
+    uncentred: bool = False  # whether the mean over outputs is still to be subtracted; not of ``outside`` and ``few``
 
     def weighted(self, w: Tensor, prior: Tensor) -> Tensor:
-        inside = long_product(self.rotated * w.reshape(-1), self.rotated)
+        inside = weighted_gram(self.rotated, w)
+        inside = _centred_on_both_sides(inside) if self.uncentred else inside
         return inside if self.outside is None else inside + prior * self.outside
 
     @torch.no_grad()
     def weighted_many(self, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        if gram_kernel.applies(self.rotated):
+            return super().weighted_many(weights)
         scratch, found = torch.empty_like(self.rotated), []
         for w, prior in weights:
             inside = long_product(torch.mul(self.rotated, w.reshape(-1), out=scratch), self.rotated)
@@ -195,7 +194,7 @@ class Rows(Projection):
 
     @torch.no_grad()
     def weighted_priors(self, priors: Priors) -> Tensor:
-        if not _together(priors, self.rotated.shape[1]):
+        if not _together(priors, self.rotated.shape[1]) or self.uncentred:
             return super().weighted_priors(priors)
         inside = weighted_rows(self.rotated, priors)
         if self.outside is None:
@@ -203,41 +202,52 @@ class Rows(Projection):
         return inside + self.outside / priors.deltas.to(inside.dtype)[:, None, None, None]
 
     def diagonals(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        squares = self.rotated.square()
-        own = squares @ w.reshape(-1)
-        alone = squares @ prior if prior.dim() else prior * squares.sum(-1)
+        own, alone = self._diagonals_inside(w, prior)
         if self.outside is not None:
             beyond = prior * self.outside.diagonal(dim1=-2, dim2=-1)
             own, alone = own + beyond, alone + beyond
         return own, alone
 
-    def column(self, k: int) -> Projection:
-        outside = None if self.outside is None else self.outside[:, k : k + 1, k : k + 1]
-        few = None if self.few is None else replace(self.few, g=self.few.g[:, :, k : k + 1])
-        return replace(self, rotated=self.rotated[:, k : k + 1], outside=outside, few=few)
+    def _diagonals_inside(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        if gram_kernel.applies(self.rotated):
+            own, alone = two_grams(self.rotated, w)
+            alone = weighted_gram(self.rotated, prior) if prior.dim() else prior * alone
+            both = (_centred_on_both_sides(v) for v in (own, alone)) if self.uncentred else (own, alone)
+            own, alone = (v.diagonal(dim1=-2, dim2=-1) for v in both)
+            return own, alone
+        squares = self.rotated.square()
+        return squares @ w.reshape(-1), squares @ prior if prior.dim() else prior * squares.sum(-1)
 
     def centred(self) -> Projection:
-        outside = None if self.outside is None else _minus_mean(_minus_mean(self.outside, 1), 2)
+        outside = None if self.outside is None else _centred_on_both_sides(self.outside)
         few = None if self.few is None else replace(self.few, g=_minus_mean(self.few.g, 2))
+        if gram_kernel.applies(self.rotated):  # its results are far smaller than the rows
+            return replace(self, outside=outside, few=few, uncentred=True)
         return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few)
 
-    def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
-        rows, moved, basis = self.rotated, self.rotated * w.reshape(-1), self.basis
+    def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
+        basis = self.basis
         if isinstance(basis, KroneckerSpectral) and self.few is not None:
-            parts = self.few.units(moved.unflatten(-1, basis.native), prior, basis)
-            return torch.stack([_by_row(part, units) for part in parts])
+            # Σ_k (C g)_k · (C J)_k = Σ_k (C g)_k · J_k for the projection C on outputs without their mean
+            assert not (each and self.uncentred), "random columns are centred before they are sent backward"
+            moved = (self.rotated * w.reshape(-1)).unflatten(-1, basis.native)
+            parts = [_by_output(part, each) for part in self.few.units(moved, prior, basis)]
+            return torch.stack([_by_row(part, units) for part in parts], 1)
+        rows = _minus_mean(self.rotated, 1) if self.uncentred else self.rotated
+        moved = rows * w.reshape(-1)
         if isinstance(basis, KroneckerSpectral):
             rows, moved = (basis_times(r.unflatten(-1, basis.native), basis.left) for r in (rows, moved))
-            parts = [(rows * other).sum((1, 4)) for other in (moved, prior * rows)]  # rotating D back changes no sum
+            parts = [_by_output((rows * v).sum(4).transpose(0, 1), each) for v in (moved, prior * rows)]  # [K, N, E, O]
             if isinstance(basis.ratio, Separable):
                 parts = [part * basis.ratio.rows for part in parts]  # J = D_G B_G (rotated rows)
-            return torch.stack([_by_row(part, units) for part in parts])
+            return torch.stack([_by_row(part, units) for part in parts], 1)
         others = (moved, prior * rows)
         if basis is not None:
             assert isinstance(basis, DenseSpectral), "units of correlated blocks are computed from the rows themselves"
             rows, *others = (r @ basis.vectors.mT for r in (rows, *others))  # type: ignore[assignment]
             rows = rows if basis.ratio is None else rows * basis.ratio.dense()  # J = D B (rotated rows)
-        return torch.stack([units.total((rows * other).sum(1).double()) for other in others])
+        parts = [_by_output((rows * other).transpose(0, 1), each) for other in others]
+        return torch.stack([units.total(part.double()) for part in parts], 1)
 
 
 @dataclass(frozen=True)
@@ -254,15 +264,14 @@ class LookedUp(Projection):
         own, alone = self._parts(w, prior)
         return own.sum((2, 3)), alone.sum((2, 3))
 
-    def column(self, k: int) -> Projection:
-        return replace(self, g=self.g[:, k : k + 1])
-
     def centred(self) -> Projection:
         return replace(self, g=_minus_mean(self.g, 1))
 
-    def units(self, w: Tensor, prior: Tensor, units: Units) -> Tensor:
-        parts = torch.stack(self._parts(w, prior)).double().sum((2, 4))  # [2, N, T]
-        return parts.new_zeros(2, len(self.ids), units.count).scatter_add(2, self.ids.expand_as(parts), parts)
+    def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
+        both = torch.stack(self._parts(w, prior), 1).double().sum(4)  # [N, 2, K, T]
+        parts = _by_output(both.permute(2, 1, 0, 3), each)  # [K, 2, N, T]
+        found = parts.new_zeros(*parts.shape[:3], units.count)
+        return found.scatter_add(3, self.ids.expand_as(parts), parts)
 
     def _parts(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         squares = self.g.square()  # [N, K, T, F]
@@ -277,11 +286,21 @@ def _minus_mean(values: Tensor, dim: int) -> Tensor:
     return values - values.mean(dim, keepdim=True)
 
 
+def _centred_on_both_sides(gram: Tensor) -> Tensor:
+    """The Gram matrix [N, K, K] of rows minus their mean."""
+    return _minus_mean(_minus_mean(gram, 1), 2)
+
+
+def _by_output(values: Tensor, each: bool) -> Tensor:
+    """Values of every output, [K, …], or their sum, [1, …]."""
+    return values if each else values.sum(0, keepdim=True)
+
+
 def _by_row(values: Tensor, units: Units) -> Tensor:
-    """Values of rows [N, E, O] by unit, [N, U]."""
+    """Values of rows [K, N, E, O] by unit, [K, N, U]."""
     assert units.of_row is not None
-    values = values.double().flatten(1)
-    return values.new_zeros(len(values), units.count).index_add(1, units.of_row.to(values.device), values)
+    values = values.double().flatten(2)
+    return values.new_zeros(*values.shape[:2], units.count).index_add(2, units.of_row.to(values.device), values)
 
 
 def _transposed(basis: Tensor) -> Tensor:

@@ -219,9 +219,7 @@ class _Examiner(Generic[K]):
         (block,) = under.blocks
         projection, by_unit = seen.centred(under), {}
         if block.name in units:
-            count = seen.grads.count
-            columns: list[Projection] = [projection.column(k) for k in range(count)] if each else [projection]
-            by_unit[block.name] = torch.stack([c.units(*under.weights, units[block.name]) for c in columns])
+            by_unit[block.name] = projection.units(*under.weights, units[block.name], each)
         variance, prior = (v.double().unsqueeze(1) for v in projection.diagonals(*under.weights))
         if not each:
             variance, prior = variance.sum(-1, keepdim=True), prior.sum(-1, keepdim=True)
