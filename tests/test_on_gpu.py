@@ -211,7 +211,7 @@ def test_answers_of_a_convolutional_network_are_those_of_the_cpu() -> None:
             found[device] = [
                 posterior.predict(data[0][:20]).logit_cov.cpu(),
                 torch.tensor([[row.variance_share, row.prior_share, row.explained] for row in where.layers]),
-                torch.tensor([units["variance_share"], units["explained"]]),
+                torch.stack([torch.as_tensor(units[c]).cpu().float() for c in ("variance_share", "explained")]),
             ]
             assert device == "cpu" or gram_kernel._trusted
             tuned = posterior.tune(data, progress=False)

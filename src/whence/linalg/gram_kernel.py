@@ -23,7 +23,7 @@ MOST = 32  # rows that one program holds
 CHUNK = 4096  # entries of a row that one program reads
 BLOCK = 64  # of them at a time
 AGREE = 1e-5  # tolerated relative difference from torch's products
-PRECISION = "ieee"
+PRECISION = {False: "tf32x3", True: "ieee"}  # of products, by whether entries are indexed; both to 1e-6
 _trusted: dict[tuple[int, int], bool] = {}  # by number of rows and device: whether the kernel agrees with torch
 
 
@@ -82,7 +82,7 @@ def launch(rows: Tensor, weights: Tensor, index: Tensor | None = None, plain: bo
         kernel[(programs, size)](
             rows, rows if index is None else index, weights, found, count, length, rows.stride(0), rows.stride(1),
             chunk=chunk, block=min(chunk, BLOCK), width=_width(count), indexed=index is not None, plain=plain,
-            precision=PRECISION,
+            precision=PRECISION[index is not None],
         )  # fmt: skip
     return found
 
