@@ -197,6 +197,15 @@ def test_negative_eigenvalues_are_refused_and_rounding_is_not() -> None:
     assert float(values.min()) >= 0
 
 
+def test_a_root_does_not_depend_on_the_other_matrices_of_its_batch() -> None:
+    good = torch.eye(3) + 0.1
+    bad = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0 - 3e-6, 0.0], [0.0, 0.0, 1.0]])
+    assert torch.linalg.cholesky_ex(bad + 1e-7 * torch.eye(3)).info > 0
+    roots = psd_root(torch.stack([good, bad]))
+    assert torch.equal(roots[0], psd_root(good[None])[0]) and torch.equal(roots[1], psd_root(bad[None])[0])
+    assert_close(roots[1] @ roots[1].mT, bad, 1e-4)
+
+
 def test_root_of_a_singular_matrix() -> None:
     matrix = psd(5, 3, rank=2)
     root = psd_root(matrix)

@@ -97,7 +97,8 @@ def test_the_data_scale_moves_only_for_more_than_two_standard_errors(copies: int
     wanted = free if moves else fixed
     assert auto.data_scale == pytest.approx(wanted.data_scale, rel=1e-6)
     assert float(auto.prior_precision) == pytest.approx(float(wanted.prior_precision), rel=1e-6)
-    assert auto.tuning.score == pytest.approx(float(losses(auto, validation).mean()), rel=1e-4)
+    # A prior of 1e-14 leaves the common shift of the logits a variance of 1e14, and few digits for their difference.
+    assert auto.tuning.score == pytest.approx(float(losses(auto, validation).mean()), rel=1e-3 if moves else 1e-4)
     assert (auto.data_scale == 1.0) == (not moves)
 
 
@@ -354,3 +355,32 @@ def test_an_indefinite_hessian_can_be_tuned() -> None:
         model, (x, y), likelihood="classification", structure="full", curvature="hessian", prior_precision=100.0
     )
     assert math.isfinite(posterior.tune((x, y)).tuning.score)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "lowrank"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_validation_pieces_as_one_give_the_same_covariances(structure: Any, dtype: torch.dtype) -> None:
+    """A GPU keeps them as one piece."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.conv, self.head = nn.Embedding(7, 4), nn.Conv1d(4, 5, 2), nn.Linear(20, 3)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.conv(self.words(ids).mT)).flatten(1))
+
+    torch.manual_seed(0)
+    x, y = torch.randint(7, (23, 5)), torch.randint(3, (23,))
+    options: dict[str, Any] = {"rank": 5} if structure == "lowrank" else {}
+    posterior = whence.laplace(Words().to(dtype), (x, y), likelihood="classification", structure=structure, **options)
+    data = [(x[:9], y[:9]), (x[9:18], y[9:18]), (x[18:], y[18:])]
+    validation = module.Validation(posterior.network.read(data, "validation"), False)
+    pieces = list(validation.pieces(posterior))
+    assert len(pieces) == 3
+    moved, rs = module.ScaledPriors(posterior), [-3.0, -1.0, 0.0, 0.5, 1.0, 2.0, 4.0]
+    wanted = [torch.cat(parts) for parts in zip(*(p.covariance(moved, rs) for p in pieces), strict=True)]
+    whole = module.extended(pieces)
+    assert torch.equal(whole.targets, y)
+    for ours, one in zip(whole.covariance(moved, rs), wanted, strict=True):
+        assert_close(ours, one, 1e-5 if dtype == torch.float32 else 1e-12)

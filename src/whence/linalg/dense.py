@@ -204,17 +204,27 @@ def _double(matrix: Tensor, owner: list[str]) -> Eigen:
 
 
 def psd_root(matrix: Tensor) -> Tensor:
-    """L with L Lᵀ = matrix up to a jitter far below rounding error; differentiable, batched."""
+    """L with L Lᵀ = matrix up to a jitter far below rounding error; differentiable, batched.
+
+    Every matrix has the least jitter that it needs, whatever the others of its batch need.
+    """
     if not bool(torch.isfinite(matrix).all()):
         return torch.full_like(matrix, torch.nan)
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(matrix.dtype).tiny)
     eye = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
-    for power in (1e-7, 1e-6, 1e-5, 1e-4) if matrix.dtype != torch.float64 else (1e-13, 1e-11, 1e-9, 1e-6):
-        root, info = torch.linalg.cholesky_ex(matrix + (power * scale)[..., None, None] * eye)
-        if not bool(info.any()):
-            return root
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    least, *more = (1e-7, 1e-6, 1e-5, 1e-4) if matrix.dtype != torch.float64 else (1e-13, 1e-11, 1e-9, 1e-6)
+    jitter = torch.full_like(scale, least)
+    for power in (*more, None):
+        root, info = torch.linalg.cholesky_ex(matrix + (jitter * scale)[..., None, None] * eye)
+        failed = info > 0
+        if not bool(failed.any()):
+            break
+        if power is None:
+            values, vectors = torch.linalg.eigh(matrix)
+            other = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+            return torch.where(failed[..., None, None], other, root)
+        jitter = torch.where(failed, power, jitter)
+    return root
 
 
 def long_product(a: Tensor, b: Tensor) -> Tensor:

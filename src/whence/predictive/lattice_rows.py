@@ -12,7 +12,8 @@ Index legend: N examples, K outputs (rows of J), P weights, M lattice points, R 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -36,6 +37,12 @@ class LatticeRows:
     sums: Tensor  # H of each pair k ≤ l, [N, K (K + 1) / 2, 1 + M]; the first is of λ = 0
     lattice: EigenvalueLattice
     outside: Tensor | None = None  # Gram matrix outside an incomplete basis, [N, K, K]
+
+    def extended(self, others: Sequence[LatticeRows]) -> LatticeRows:
+        """Of the inputs of ``others`` too."""
+        every = [self, *others]
+        outside = None if self.outside is None else torch.cat([o.outside for o in every])  # type: ignore[misc]
+        return replace(self, sums=torch.cat([o.sums for o in every]), outside=outside)
 
     @torch.no_grad()
     def weighted_priors(self, priors: Priors) -> Tensor:

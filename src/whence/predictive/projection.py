@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,10 @@ class Projection(ABC):
         """Only the diagonal, and that of ``prior`` · J D⁻¹ Jᵀ, [N, K] each."""
 
     @abstractmethod
+    def extended(self, others: Sequence[Any]) -> Projection:
+        """Of the inputs of ``others`` too, which are of the same block."""
+
+    @abstractmethod
     def centred(self) -> Projection:
         """The same of the outputs minus their mean."""
 
@@ -112,6 +117,13 @@ class Unshared(Projection):
             return own, (squares @ self._weights(prior).mT).squeeze(-1).sum(0)
         return own, prior * (squares.sum(-1) * self.a2.sum(-1, keepdim=True)).sum(0)
 
+    def extended(self, others: Sequence[Unshared]) -> Unshared:
+        every = [self, *others]
+        unrotated = None if self.unrotated is None else torch.cat([o.unrotated for o in every], 1)  # type: ignore[misc]
+        return replace(
+            self, a2=torch.cat([o.a2 for o in every], 1), g=torch.cat([o.g for o in every], 1), unrotated=unrotated
+        )
+
     def centred(self) -> Projection:
         unrotated = None if self.unrotated is None else _minus_mean(self.unrotated, 2)
         return replace(self, g=_minus_mean(self.g, 2), unrotated=unrotated)
@@ -127,7 +139,7 @@ class Unshared(Projection):
             alone = prior * g.square() * self.a2.sum(-1)[:, :, None, None]
             alone = alone if self.rows is None else alone / self.rows[:, None, None]  # B_G B_Gᵀ = D_G⁻¹
         parts = (_by_output(v.permute(2, 1, 0, 3), each) for v in (g * moved, alone))
-        return torch.stack([_by_row(part, units) for part in parts], 1)
+        return torch.stack([units.total_of_rows(part.double()) for part in parts], 1)
 
     def _weights(self, w: Tensor) -> Tensor:
         """[E, N, 1, O]."""
@@ -218,6 +230,11 @@ class Rows(Projection):
         squares = self.rotated.square()
         return squares @ w.reshape(-1), squares @ prior if prior.dim() else prior * squares.sum(-1)
 
+    def extended(self, others: Sequence[Rows]) -> Rows:
+        every = [self, *others]
+        outside = None if self.outside is None else torch.cat([o.outside for o in every])  # type: ignore[misc]
+        return replace(self, rotated=torch.cat([o.rotated for o in every]), outside=outside, few=None)
+
     def centred(self) -> Projection:
         outside = None if self.outside is None else _centred_on_both_sides(self.outside)
         few = None if self.few is None else replace(self.few, g=_minus_mean(self.few.g, 2))
@@ -232,7 +249,7 @@ class Rows(Projection):
             assert not (each and self.uncentred), "random columns are centred before they are sent backward"
             moved = (self.rotated * w.reshape(-1)).unflatten(-1, basis.native)
             parts = [_by_output(part, each) for part in self.few.units(moved, prior, basis)]
-            return torch.stack([_by_row(part, units) for part in parts], 1)
+            return torch.stack([units.total_of_rows(part.double()) for part in parts], 1)
         rows = _minus_mean(self.rotated, 1) if self.uncentred else self.rotated
         moved = rows * w.reshape(-1)
         if isinstance(basis, KroneckerSpectral):
@@ -240,7 +257,7 @@ class Rows(Projection):
             parts = [_by_output((rows * v).sum(4).transpose(0, 1), each) for v in (moved, prior * rows)]  # [K, N, E, O]
             if isinstance(basis.ratio, Separable):
                 parts = [part * basis.ratio.rows for part in parts]  # J = D_G B_G (rotated rows)
-            return torch.stack([_by_row(part, units) for part in parts], 1)
+            return torch.stack([units.total_of_rows(part.double()) for part in parts], 1)
         others = (moved, prior * rows)
         if basis is not None:
             assert isinstance(basis, DenseSpectral), "units of correlated blocks are computed from the rows themselves"
@@ -263,6 +280,10 @@ class LookedUp(Projection):
     def diagonals(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         own, alone = self._parts(w, prior)
         return own.sum((2, 3)), alone.sum((2, 3))
+
+    def extended(self, others: Sequence[LookedUp]) -> LookedUp:
+        every = [self, *others]
+        return replace(self, ids=torch.cat([o.ids for o in every]), g=torch.cat([o.g for o in every]))
 
     def centred(self) -> Projection:
         return replace(self, g=_minus_mean(self.g, 1))
@@ -294,13 +315,6 @@ def _centred_on_both_sides(gram: Tensor) -> Tensor:
 def _by_output(values: Tensor, each: bool) -> Tensor:
     """Values of every output, [K, …], or their sum, [1, …]."""
     return values if each else values.sum(0, keepdim=True)
-
-
-def _by_row(values: Tensor, units: Units) -> Tensor:
-    """Values of rows [K, N, E, O] by unit, [K, N, U]."""
-    assert units.of_row is not None
-    values = values.double().flatten(2)
-    return values.new_zeros(*values.shape[:2], units.count).index_add(2, units.of_row.to(values.device), values)
 
 
 def _transposed(basis: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Index legend: P weights of a block, E Kronecker pairs, O outputs of a pair, U un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,23 @@ class Units:
     of_weight: Tensor  # [P], in the block's flat order
     of_row: Tensor | None  # [E · O], where the block is a matrix
 
+    def to(self, device: torch.device) -> Units:
+        """The same with its indices on a device."""
+        rows = None if self.of_row is None else self.of_row.to(device)
+        return replace(self, of_weight=self.of_weight.to(device), of_row=rows)
+
     def total(self, values: Tensor) -> Tensor:
         """Sum values of weights [..., P] by unit, [..., U]."""
-        index = self.of_weight.to(values.device)
-        return values.new_zeros(*values.shape[:-1], self.count).index_add(-1, index, values)
+        return _summed(values, self.of_weight, self.count)
+
+    def total_of_rows(self, values: Tensor) -> Tensor:
+        """Sum values of a matrix's rows [..., E, O] by unit, [..., U]."""
+        assert self.of_row is not None
+        return _summed(values.flatten(-2), self.of_row, self.count)
+
+
+def _summed(values: Tensor, index: Tensor, count: int) -> Tensor:
+    return values.new_zeros(*values.shape[:-1], count).index_add(-1, index.to(values.device), values)
 
 
 def units_of(network: Network, block: Block) -> Units:

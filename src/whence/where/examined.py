@@ -148,7 +148,7 @@ def examined(
     unexplained = None
     if weak is not None and novelty is not None:
         if together:
-            unexplained = unexplained_under(weak, found[NOVELTY])
+            unexplained = unexplained_under(weak, found[NOVELTY].variance, found[NOVELTY].prior)
         else:
             unexplained, _ = unexplained_by_layer(posterior, inputs, novelty.precision, novelty.columns or "exact")
     shares = {f: found[f] for f in sorted(factors)}

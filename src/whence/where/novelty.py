@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from whence.tables import Table, text
 from whence.where.one_pass import shares
 from whence.where.p_values import COMBINATIONS, Combination, combined, conformal
 from whence.where.question import ProbesOption, Question
-from whence.where.shares import Shares
+from whence.where.shares import fraction_left
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -241,12 +242,22 @@ def reference_given(
     return Reference(names, unexplained, left, posterior.network.hash, precision, columns)
 
 
-def with_reference(posterior: Laplace, validation: Any) -> Laplace:
-    """The posterior with the reference of its validation inputs; unchanged if novelty is not defined."""
+def with_reference(
+    posterior: Laplace, validation: Any, known: Callable[[Laplace], tuple[Tensor, Tensor] | None] = lambda _: None
+) -> Laplace:
+    """The posterior with the reference of its validation inputs; unchanged if novelty is not defined.
+
+    ``known`` gives the variance of these inputs under a posterior and its prior, [N, B] each, where that costs little.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # a small reference matters only if novelty is used
         try:
-            return replace(posterior, reference=reference_of(posterior, validation))
+            precision = novelty_precision(posterior)
+            weak = with_novelty_prior(posterior, precision)
+            found = known(weak)
+            if found is None:
+                return replace(posterior, reference=reference_of(posterior, validation))
+            return replace(posterior, reference=reference_given(posterior, unexplained_under(weak, *found), precision))
         except (NotDefined, BadData):
             return posterior
 
@@ -270,14 +281,14 @@ def unexplained_by_layer(
     """
     weak = with_novelty_prior(posterior, precision)
     found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
-    return unexplained_under(weak, found), found.question.random_columns or 0
+    return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0
 
 
-def unexplained_under(weak: Laplace, found: Shares) -> Tensor:
-    """The unexplained part [N, B] from the shares under the prior of novelty; 1 where gradients vanish."""
+def unexplained_under(weak: Laplace, variance: Tensor, prior: Tensor) -> Tensor:
+    """The unexplained part [N, B] from the variance under the prior of novelty; 1 where gradients vanish."""
     deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
-    steepness = found.prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
-    return torch.where(steepness > VANISHING, found.unexplained, 1.0)
+    steepness = prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
+    return torch.where(steepness > VANISHING, fraction_left(variance, prior), 1.0)
 
 
 def with_novelty_prior(posterior: Laplace, precision: tuple[float, ...]) -> Laplace:

@@ -174,6 +174,7 @@ class _Examiner(Generic[K]):
         self.joint = asked.first.curvature.joint
         network = asked.first.network
         self.units = {b.name: units_of(network, b) for b in asked.first.blocks} if asked.units is not None else {}
+        self._units = {name: units.to(network.device) for name, units in self.units.items()}
         self._weights = {name: (posterior, Weights(posterior)) for name, posterior in asked.shares.items()}
         self._moments = None if asked.moments is None else (asked.moments, Weights(asked.moments))
 
@@ -193,7 +194,7 @@ class _Examiner(Generic[K]):
                 own = next(whole)
                 covariances.append(seen.projection(own).weighted(*own.weights))
             for name, under in zip(names, unders, strict=True):
-                units = self.units if name == self.asked.units else {}
+                units = self._units if name == self.asked.units else {}
                 found[name].append(self._parts(under, seen, units, members))
         moments = None
         if covariances:

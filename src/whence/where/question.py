@@ -97,7 +97,7 @@ class Question:
         elif self.measure is Measure.INFORMATION:
             flat = _root_columns(_root(likelihood, outputs), chosen)
         else:
-            flat = _unit_columns(chosen, outputs.dtype)
+            flat = _identity(chosen, outputs.dtype) if self.at is None else _unit_columns(chosen, outputs.dtype)
             if likelihood.shift_invariant:
                 flat = flat - flat.sum(-1, keepdim=True) / flat.shape[-1]
             flat = flat.expand(-1, len(outputs), -1, -1)
@@ -141,6 +141,12 @@ class Question:
         if not (isinstance(masks, Tensor) and masks.dtype == torch.bool and masks.dim() > 1):
             return 0
         return int(masks.flatten(1).sum(1).argmax())
+
+
+def _identity(chosen: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`_unit_columns` of all outputs, [M · C, 1, M, C], which needs no look at ``chosen``."""
+    size = chosen[0].numel()
+    return torch.eye(size, dtype=dtype, device=chosen.device).reshape(size, *chosen[:1].shape)
 
 
 def _unit_columns(chosen: Tensor, dtype: torch.dtype) -> Tensor:

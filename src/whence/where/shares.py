@@ -28,6 +28,11 @@ TINY = torch.finfo(torch.float64).tiny
 EXACTLY = Question(probes=Probes.EXACT)
 
 
+def fraction_left(variance: Tensor, prior: Tensor) -> Tensor:
+    """Variance relative to the prior variance; 1 where that is 0."""
+    return torch.where(prior > 0, variance / prior.clamp(min=TINY), 1.0)
+
+
 @dataclass(frozen=True)
 class UnitShares:
     """Σₓ of each unit's part of tr V, under the posterior and the prior."""
@@ -98,7 +103,7 @@ class Shares:
     @property
     def unexplained(self) -> Tensor:
         """The fraction of the prior variance that is left, in (0, 1] for uncorrelated blocks, [N, B]."""
-        return torch.where(self.prior > 0, self.variance / self.prior.clamp(min=TINY), 1.0)
+        return fraction_left(self.variance, self.prior)
 
     def of_group(self, group: int, members: Tensor) -> Shares:
         """The shares of one group of inputs: those where ``members`` is True."""

@@ -60,7 +60,7 @@ def curvature_of(posterior: Laplace, block: Block) -> Tensor:
     """diag(H) / N: the curvature of one example's loss, without the prior."""
     noise = posterior.scale / posterior.data_scale  # a tuned noise changes the loss
     factor = noise / max(posterior.curvature.record.data_size, 1e-300)
-    return factor * block.gather(curvature_diagonal(posterior)).double().cpu()
+    return factor * curvature_diagonal(posterior, block).double().cpu()
 
 
 def relative_curvature_of(posterior: Laplace, block: Block) -> Tensor:
@@ -83,15 +83,14 @@ def gaussian_of(posterior: Laplace, layer: str) -> tuple[BlockGaussian, Sequence
     return next((g, blocks) for g, blocks in posterior.gaussians() if layer in [b.name for b in blocks])
 
 
-def curvature_diagonal(posterior: Laplace) -> dict[str, Tensor]:
-    """diag(H) by parameter, according to its structure."""
-    found: dict[str, Tensor] = {}
-    for structure, blocks in zip(posterior.curvature.structures, posterior.curvature.groups, strict=True):
-        native = structure.diagonal()
-        flat = blocks[0].to_flat(native) if len(blocks) == 1 else native
-        for block, piece in zip(blocks, flat.split([b.size for b in blocks]), strict=True):
-            found.update(block.scatter(piece))
-    return found
+def curvature_diagonal(posterior: Laplace, block: Block) -> Tensor:
+    """diag(H) of one block, [P], according to its structure."""
+    pairs = zip(posterior.curvature.structures, posterior.curvature.groups, strict=True)
+    structure, blocks = next((found, group) for found, group in pairs if block.name in [b.name for b in group])
+    if len(blocks) == 1:
+        return block.to_flat(structure.diagonal())
+    parts = structure.diagonal().split([b.size for b in blocks])
+    return next(part for b, part in zip(blocks, parts, strict=True) if b.name == block.name)
 
 
 def thinned(values: Tensor, limit: int) -> Tensor:

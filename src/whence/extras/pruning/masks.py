@@ -109,7 +109,7 @@ def _identified(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
 def _saliency(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
     """½ h_ii w_i² (LeCun et al. 1989)."""
     fitted = posterior.as_laplace("by='saliency'")
-    curvature = curvature_diagonal(fitted)
+    curvature = {n: v for b in fitted.blocks for n, v in b.scatter(curvature_diagonal(fitted, b)).items()}
     return {n: 0.5 * fitted.scale * w.square() * curvature[n].double().cpu() for n, w in weights.items()}
 
 

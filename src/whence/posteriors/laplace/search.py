@@ -254,14 +254,18 @@ class Search:
 
     def _losses(self, posterior: Laplace, piece: ProjectedExamples, covs: list[Tensor], ss: Sequence[float]) -> Tensor:
         """NLL of each example under each covariance at each data scale e^s, [len(covs), len(ss), N]."""
-        targets = posterior.likelihood.check(piece.mean, piece.targets, piece.index)
         scales = [math.exp(s) for s in ss]
         together = max(1, POINTS_TOGETHER // max(piece.mean.numel() * self.num_samples * len(ss), 1))
         if piece.mean.device.type == "cpu":
             together = 1
         pieces = [
             gaussian_losses(
-                posterior.likelihood, piece.mean, torch.stack(covs[i : i + together]), targets, scales, self.num_samples
+                posterior.likelihood,
+                piece.mean,
+                torch.stack(covs[i : i + together]),
+                piece.targets,
+                scales,
+                self.num_samples,
             )
             for i in range(0, len(covs), together)
         ]

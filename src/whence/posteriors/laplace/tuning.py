@@ -61,7 +61,7 @@ def tune(
         return tuned
     from whence.where.novelty import with_reference
 
-    return with_reference(tuned, data)
+    return with_reference(tuned, data, search.validation.traces)
 
 
 def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:

@@ -6,25 +6,29 @@ Index legend: N examples, C outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
-from whence.engine.batches import Batch, Data, Inputs, counted_examples
-from whence.engine.memory import sizes
+from whence.engine.batches import Batch, Data, Inputs, counted_examples, size_of
+from whence.engine.memory import none_if_out_of_memory, sizes
 from whence.engine.progress import progress_bar
 from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
-from whence.predictive.lattice_rows import EigenvalueLattice
-from whence.predictive.projection import Rows, Unshared, project
+from whence.predictive.lattice_rows import FEW_OUTPUTS, EigenvalueLattice
+from whence.predictive.projection import LookedUp, Rows, Unshared, project
 from whence.predictive.separable import Priors
 
 if TYPE_CHECKING:
     from whence.linalg.gaussian import BlockGaussian
+    from whence.linalg.spectral import Spectral
     from whence.posteriors.laplace.posterior import Laplace
+
+NO_DATA = {torch.float32: 1e8, torch.float64: 1e12}  # prior precision, relative to which the curvature is nothing
 
 
 class Tunable(Protocol):
@@ -32,6 +36,9 @@ class Tunable(Protocol):
 
     def weighted_priors(self, priors: Priors) -> Tensor:
         """J Σ Jᵀ under R priors, [R, N, C, C]."""
+
+    def extended(self, others: Sequence[Any]) -> Tunable:
+        """Of the inputs of ``others`` too."""
 
 
 class ScaledPriors:
@@ -62,8 +69,7 @@ class ProjectedExamples:
 
     mean: Tensor  # [N, C]
     projections: list[Tunable]
-    targets: Tensor
-    index: int  # of their batch
+    targets: Tensor  # checked
     covariances: dict[float, Tensor] = field(default_factory=dict)  # V(r), by r (rounded)
 
     def covariance(self, moved: ScaledPriors, rs: list[float]) -> list[Tensor]:
@@ -107,6 +113,8 @@ class Validation:
         self._found: list[ProjectedExamples] = []  # with the covariances of earlier passes, without projections
         self._lattices: Lattices = {}
         self._first: ProjectedExamples | None = None  # some examples, which are always kept
+        self._basis: Sequence[Spectral] = ()  # of the kept projections
+        self.left_out = False  # whether examples without a valid target were left out
         self._room: float = sizes().cuda_validation if data.device.type == "cuda" else sizes().validation
 
     def expect(self, rs: list[float]) -> None:
@@ -178,7 +186,31 @@ class Validation:
                 kept.clear()
             yield piece
         if used <= self._room:
-            self._kept, self._room = kept, self._room - used
+            self._kept, self._room = self._in_one(kept), self._room - used
+            self._basis = posterior.spectra
+
+    def _in_one(self, pieces: list[ProjectedExamples]) -> list[ProjectedExamples]:
+        """All pieces as one, on a GPU that has room for it: a trial then costs few calls."""
+        if self.data.device.type != "cuda" or len(pieces) < 2 or not _same_positions(pieces):
+            return pieces
+        found = none_if_out_of_memory(lambda: extended(pieces))
+        return pieces if found is None else [found]
+
+    def traces(self, weak: Laplace) -> tuple[Tensor, Tensor] | None:
+        """tr V_b, and the same under the prior alone, of every example and block under another prior, [N, B] each.
+
+        From what is kept. None if nothing is, if it is in another basis, if blocks are correlated, or if the outputs
+        are so many that random columns would replace them.
+        """
+        same = len(self._basis) == len(weak.spectra) and all(
+            a is b for a, b in zip(self._basis, weak.spectra, strict=True)
+        )
+        if self._kept is None or not same or weak.curvature.joint or self.left_out:
+            return None
+        if weak.output_shape[0] > FEW_OUTPUTS:
+            return None
+        own, alone = torch.cat([_traces(piece, weak) for piece in self._kept], 1)
+        return own, alone
 
     def _keep_covariances(self, piece: ProjectedExamples, rs: list[float], found: list[Tensor]) -> None:
         """Keep all covariances of a pass or none, since they are in one tensor."""
@@ -191,12 +223,15 @@ class Validation:
     def _projected(self, posterior: Laplace) -> Iterator[ProjectedExamples]:
         for batch in self.batches(posterior.likelihood):
             targets = batch.targets
+            likelihood = posterior.likelihood
             for inputs in linearised.pieces(posterior, one(batch.inputs), label=None):
                 found = linearised.fitting(
                     posterior, lambda x: projected(posterior, x, self._lattices), inputs, "tuning"
                 )
                 for mean, projections in found:
-                    yield ProjectedExamples(mean, projections, targets[: len(mean)], batch.index)
+                    yield ProjectedExamples(
+                        mean, projections, likelihood.check(mean, targets[: len(mean)], batch.index)
+                    )
                     targets = targets[len(mean) :]
 
     def batches(self, likelihood: Likelihood) -> Iterator[Batch]:
@@ -204,11 +239,43 @@ class Validation:
         total, found = self.data.length(), False
         for batch in progress_bar(self.data, label="tuning", total=total, unit="batch", shown=self.progress):
             counted, rows = counted_examples(batch, likelihood.counts)
+            self.left_out |= len(rows) < size_of(batch.inputs)
             if len(rows):
                 found = True
                 yield counted
         if not found:
             raise BadData("the validation data contain no valid target: every label is ignore_index.")
+
+
+def _same_positions(pieces: list[ProjectedExamples]) -> bool:
+    """Whether sequences are equally long, and targets too."""
+    seen = [[p.ids.shape[1] for p in piece.projections if isinstance(p, LookedUp)] for piece in pieces]
+    return all(found == seen[0] for found in seen) and len({p.targets.shape[1:] for p in pieces}) == 1
+
+
+def extended(pieces: list[ProjectedExamples]) -> ProjectedExamples:
+    """One piece of all examples."""
+    projections = [first.extended(others) for first, *others in zip(*(p.projections for p in pieces), strict=True)]
+    rs = set(pieces[0].covariances).intersection(*(p.covariances for p in pieces))
+    return ProjectedExamples(
+        torch.cat([p.mean for p in pieces]),
+        projections,
+        torch.cat([p.targets for p in pieces]),
+        {r: torch.cat([p.covariances[r] for p in pieces]) for r in rs},
+    )
+
+
+def _traces(piece: ProjectedExamples, posterior: Laplace) -> Tensor:
+    """[2, N, B]."""
+    found = []
+    for (gaussian, _), projection in zip(posterior.gaussians(), piece.projections, strict=True):
+        top = float(gaussian.spectral.values.max()) * gaussian.scale
+        strong = NO_DATA[gaussian.spectral.values.dtype] * max(gaussian.delta, top)  # V → J D⁻¹ Jᵀ / δ
+        both = projection.weighted_priors(Priors([gaussian, replace(gaussian, delta=strong)])).double()
+        if posterior.likelihood.shift_invariant:
+            both = both - both.mean(-1, keepdim=True)  # on one side, which is enough for the trace
+        found.append(both.diagonal(dim1=-2, dim2=-1).sum(-1) * both.new_tensor([[1.0], [strong / gaussian.delta]]))
+    return torch.stack(found, 2).cpu()
 
 
 def _joined(one: ProjectedExamples, other: ProjectedExamples) -> ProjectedExamples:
