@@ -42,10 +42,13 @@ def _mix_number(x: int) -> int:
     return _signed(x ^ (x >> 31))
 
 
-def example_uniform(seed: int, draw: int, rows: Tensor, shape: tuple[int, ...], used: int | None = None) -> Tensor:
+def example_uniform(
+    seed: int, draw: int | range, rows: Tensor, shape: tuple[int, ...], used: int | None = None
+) -> Tensor:
     """Uniform numbers in (0, 1), [N, *]: row n depends on (seed, draw, rows[n]) only.
 
-    If only the first ``used`` numbers of the last dimension are needed, the others are not computed.
+    Of a ``range`` of draws [draws, N, *]. If only the first ``used`` numbers of the last dimension are needed, the
+    others are not computed.
     """
     count = int(torch.Size(shape[1:]).numel())
     device = rows.device
@@ -56,7 +59,12 @@ def example_uniform(seed: int, draw: int, rows: Tensor, shape: tuple[int, ...], 
         places, shape = places.flatten(), (*shape[:-1], used)
     rows = rows.unsqueeze(1)
     golden = _signed(0x9E3779B97F4A7C15)
-    start = _mix_number(seed + golden * (draw + 1))
+    start: int | Tensor
+    if isinstance(draw, range):
+        starts = [_mix_number(seed + golden * (one + 1)) for one in draw]
+        start, shape = torch.tensor(starts).to(device, non_blocking=True)[:, None, None], (len(draw), *shape)
+    else:
+        start = _mix_number(seed + golden * (draw + 1))
     keys = _mix(start + golden * (rows + 1))
     bits = _mix(keys + golden * (places + 1))
     return ((_shift(bits, 11).double() + 0.5) / 2.0**53).reshape(shape)

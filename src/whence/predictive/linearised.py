@@ -21,7 +21,7 @@ from whence.curvature.columns import identity_columns
 from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take, tensors_in
 from whence.engine.graphs import FEW_CALLS, WARM, Replayed
-from whence.engine.memory import GIB, ChunkLimits, available, in_parts_that_fit, readable, sizes
+from whence.engine.memory import GIB, MIB, ChunkLimits, available, in_parts_that_fit, readable, sizes
 from whence.engine.progress import over_inputs
 from whence.errors import NotDefined, TooLarge
 from whence.linalg.dense import widened
@@ -38,7 +38,7 @@ from whence.recording.gradients import Gradients
 T = TypeVar("T")
 Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]
 ColumnCount = Callable[[Recording, int], int]  # of one recorded input among so many
-KEEP = 64 * 2**20  # bytes of variances that are kept from piece to piece
+KEEP, CUDA_KEEP = 64 * MIB, 2 * GIB  # bytes of variances that are kept from piece to piece
 FEW = 64  # inputs that are more, where memory allows
 FREE, LARGEST = 8, 12 * GIB  # a piece takes this part of a GPU's free memory at most, and not more than so much
 
@@ -176,7 +176,8 @@ class Weights:
     def __iter__(self) -> Iterator[Weighted]:
         posterior = self.posterior
         each = ((g, blocks, *g.weights()) for g, blocks in posterior.gaussians())
-        if posterior.execution.offload or posterior.parameters * posterior.network.dtype.itemsize > KEEP:
+        most = KEEP if posterior.network.device.type == "cpu" else CUDA_KEEP
+        if posterior.execution.offload or posterior.parameters * posterior.network.dtype.itemsize > most:
             return each
         if self._kept is None:
             self._kept = list(each)

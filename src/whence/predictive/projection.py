@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -188,6 +188,7 @@ class Rows(Projection):
     basis: Spectral | None = None  # the basis of the rows; None if not rotated
     few: FewPositions | None = None
     uncentred: bool = False  # whether the mean over outputs is still to be subtracted; not of ``outside`` and ``few``
+    grams: dict[str, Tensor] = field(default_factory=dict)  # of the rows without weights, once it is known
 
     def weighted(self, w: Tensor, prior: Tensor) -> Tensor:
         inside = weighted_gram(self.rotated, w)
@@ -222,8 +223,11 @@ class Rows(Projection):
 
     def _diagonals_inside(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         if gram_kernel.applies(self.rotated):
-            own, alone = two_grams(self.rotated, w)
-            alone = weighted_gram(self.rotated, prior) if prior.dim() else prior * alone
+            if "plain" in self.grams or prior.dim():
+                own = weighted_gram(self.rotated, w)
+            else:
+                own, self.grams["plain"] = two_grams(self.rotated, w)
+            alone = weighted_gram(self.rotated, prior) if prior.dim() else prior * self.grams["plain"]
             both = (_centred_on_both_sides(v) for v in (own, alone)) if self.uncentred else (own, alone)
             own, alone = (v.diagonal(dim1=-2, dim2=-1) for v in both)
             return own, alone
@@ -233,14 +237,14 @@ class Rows(Projection):
     def extended(self, others: Sequence[Rows]) -> Rows:
         every = [self, *others]
         outside = None if self.outside is None else torch.cat([o.outside for o in every])  # type: ignore[misc]
-        return replace(self, rotated=torch.cat([o.rotated for o in every]), outside=outside, few=None)
+        return replace(self, rotated=torch.cat([o.rotated for o in every]), outside=outside, few=None, grams={})
 
     def centred(self) -> Projection:
         outside = None if self.outside is None else _centred_on_both_sides(self.outside)
         few = None if self.few is None else replace(self.few, g=_minus_mean(self.few.g, 2))
         if gram_kernel.applies(self.rotated):  # its results are far smaller than the rows
             return replace(self, outside=outside, few=few, uncentred=True)
-        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few)
+        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few, grams={})
 
     def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
         basis = self.basis

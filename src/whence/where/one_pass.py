@@ -218,13 +218,15 @@ class _Examiner(Generic[K]):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Variance and prior [N, 1, K], and those of units [K, 2, N, U], of one block."""
         (block,) = under.blocks
-        projection, by_unit = seen.centred(under), {}
+        projection = seen.centred(under)
         if block.name in units:
-            by_unit[block.name] = projection.units(*under.weights, units[block.name], each)
+            found = projection.units(*under.weights, units[block.name], each)
+            variance, prior = found.sum(-1).permute(1, 2, 0).unsqueeze(2)  # units add up to their block
+            return variance, prior, {block.name: found}
         variance, prior = (v.double().unsqueeze(1) for v in projection.diagonals(*under.weights))
         if not each:
             variance, prior = variance.sum(-1, keepdim=True), prior.sum(-1, keepdim=True)
-        return variance, prior, by_unit
+        return variance, prior, {}
 
     def _joint(
         self, under: _Under, seen: _Projections, units: Mapping[str, Units], each: bool

@@ -25,6 +25,7 @@ from whence.predictive.linearised_draws import BACKWARD, Probes, check_probes
 from whence.recording.calls import Recording
 
 ProbesOption = Literal["auto", "exact"] | int
+DRAWN_TOGETHER = 2**22  # random numbers
 PROBES = 16  # random columns of an input
 
 
@@ -109,14 +110,15 @@ class Question:
         root = _root(likelihood, outputs) if self.measure is Measure.INFORMATION else None
         shape = (size, positions, classes if root is None else root.shape[-1])
         rows = torch.arange(first, first + size, device=outputs.device) * (not self.same_columns)
-        found = []
-        for draw in range(self.random_columns):
-            signs = torch.where(example_uniform(self.seed, draw, rows, shape) < 0.5, -1.0, 1.0).to(outputs.dtype)
-            if root is not None:
-                found.append(torch.einsum("nmck,nmk->nmc", root, signs))
-            else:
-                found.append(signs - signs.mean(-1, keepdim=True) if likelihood.shift_invariant else signs)
-        return torch.stack(found) * chosen / self.random_columns**0.5
+        step = max(1, DRAWN_TOGETHER // max(torch.Size(shape).numel(), 1))
+        parts = [range(k, min(k + step, self.random_columns)) for k in range(0, self.random_columns, step)]
+        uniform = (example_uniform(self.seed, part, rows, shape) for part in parts)
+        found = torch.cat([torch.where(u < 0.5, -1.0, 1.0).to(outputs.dtype) for u in uniform])  # [K, N, M, C]
+        if root is not None:
+            found = torch.einsum("nmcj,knmj->knmc", root, found)
+        elif likelihood.shift_invariant:
+            found = found - found.mean(-1, keepdim=True)
+        return found * chosen / self.random_columns**0.5
 
     def _chosen(self, likelihood: Likelihood, outputs: Tensor, first: int = 0) -> Tensor:
         """The selected outputs, bool [1, M, C], or [N, M, C] if inputs differ."""

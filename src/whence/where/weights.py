@@ -21,22 +21,23 @@ from whence.tables import Table
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
+CPU = torch.device("cpu")
 COMPARED = 20_000  # largest number of weights compared per layer, evenly spaced
 
 
-# One number for each weight, [P] in float64 on the CPU
+# One number for each weight, [P] in float64, on the CPU unless another device is given
 
 
-def weights_of(posterior: Laplace, block: Block) -> Tensor:
+def weights_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tensor:
     """The trained weights."""
-    return block.gather(posterior.network.params).detach().double().cpu()
+    return block.gather(posterior.network.params).detach().to(on, torch.float64)
 
 
-def variance_of(posterior: Laplace, block: Block) -> Tensor:
+def variance_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tensor:
     """Posterior variance."""
     if posterior.curvature.joint:
-        return block.gather(posterior.variance()).double().cpu()
-    return block.to_flat(gaussian_of(posterior, block.name)[0].variance()).double().cpu()
+        return block.gather(posterior.variance()).to(on, torch.float64)
+    return block.to_flat(gaussian_of(posterior, block.name)[0].variance()).to(on, torch.float64)
 
 
 def std_of(posterior: Laplace, block: Block) -> Tensor:
@@ -44,11 +45,12 @@ def std_of(posterior: Laplace, block: Block) -> Tensor:
     return variance_of(posterior, block).sqrt()
 
 
-def identified_of(posterior: Laplace, block: Block) -> Tensor:
+def identified_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tensor:
     """1 − posterior variance / prior variance."""
     if posterior.curvature.joint:
-        return 1 - variance_of(posterior, block) * posterior.prior.flat(list(block.params)).double().cpu()
-    return block.to_flat(gaussian_of(posterior, block.name)[0].identified()).double().cpu()
+        prior = posterior.prior.flat(list(block.params)).to(on, torch.float64)
+        return 1 - variance_of(posterior, block, on) * prior
+    return block.to_flat(gaussian_of(posterior, block.name)[0].identified()).to(on, torch.float64)
 
 
 def signal_to_noise_of(posterior: Laplace, block: Block) -> Tensor:
@@ -56,11 +58,11 @@ def signal_to_noise_of(posterior: Laplace, block: Block) -> Tensor:
     return weights_of(posterior, block).abs() / std_of(posterior, block)
 
 
-def curvature_of(posterior: Laplace, block: Block) -> Tensor:
+def curvature_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tensor:
     """diag(H) / N: the curvature of one example's loss, without the prior."""
     noise = posterior.scale / posterior.data_scale  # a tuned noise changes the loss
     factor = noise / max(posterior.curvature.record.data_size, 1e-300)
-    return factor * curvature_diagonal(posterior, block).double().cpu()
+    return factor * curvature_diagonal(posterior, block).to(on, torch.float64)
 
 
 def relative_curvature_of(posterior: Laplace, block: Block) -> Tensor:

@@ -46,6 +46,10 @@ HEADS = {
 }  # fmt: skip
 VARIANCE = Question()
 NOT_PRINTED = ("identified_q05", "identified_q50", "identified_q95")
+MEASURED = (
+    "std", "identified", "identified_q05", "identified_q50", "identified_q95", "effective_parameters",
+    "signal_to_noise", "curvature", "relative_curvature",
+)  # columns of the layer table that need no inputs  # fmt: skip
 QUANTILES_OF = 100_000  # weights: enough for the quantiles of a table
 PRIOR_DOMINATES = (
     "The prior is so strong that the data explain less than 1% of this variance, so the shares are those of the prior. "
@@ -330,8 +334,9 @@ def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
     every = posterior.variance()
-    variances = {block.name: block.gather(every).double().cpu() for block in posterior.blocks}
-    rows = [_layer_row(posterior, block, variances[block.name]) for block in posterior.blocks]
+    on_device = {block.name: block.gather(every).double() for block in posterior.blocks}
+    rows = [_layer_row(posterior, block, on_device[block.name]) for block in posterior.blocks]
+    variances = {name: variance.cpu() for name, variance in on_device.items()}
     if found is None:
         return Where(rows, posterior, variances=variances)
     sums = found.over_inputs()
@@ -342,20 +347,19 @@ def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
 
 
 def _layer_row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
-    identified = identified_of(posterior, block)
-    q = torch.quantile(thinned(identified, QUANTILES_OF), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
-    weights, curvature = weights_of(posterior, block), curvature_of(posterior, block)
-    return LayerRow(
-        name=block.name,
-        kind=block.kind,
-        parameters=block.size,
-        std=float(variance.mean().sqrt()),
-        identified=float(identified.mean()),
-        identified_q05=float(q[0]),
-        identified_q50=float(q[1]),
-        identified_q95=float(q[2]),
-        effective_parameters=float(identified.sum()),
-        signal_to_noise=float((weights.square() / variance).mean().sqrt()),
-        curvature=float(curvature.mean()),
-        relative_curvature=float((weights.square() * curvature).mean()),
-    )
+    device = posterior.network.device
+    identified, weights, curvature = (of(posterior, block, device) for of in (identified_of, weights_of, curvature_of))
+    variance = variance.to(device)
+    at = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device=device)
+    numbers = torch.stack(
+        [
+            variance.mean().sqrt(),
+            identified.mean(),
+            *torch.quantile(thinned(identified, QUANTILES_OF), at),
+            identified.sum(),
+            (weights.square() / variance).mean().sqrt(),
+            curvature.mean(),
+            (weights.square() * curvature).mean(),
+        ]
+    ).tolist()  # one transfer for all
+    return LayerRow(block.name, block.kind, block.size, **dict(zip(MEASURED, numbers, strict=True)))
