@@ -23,7 +23,7 @@ def test_a_quick_audit_says_so_and_asks_less() -> None:
     assert found.data.test is not None and found.data.test.inputs == 300 and found.data.test.cut
     assert found.pruning is None and found.profile is not None and found.novelty is not None
     assert len(found.inputs or ()) <= 9
-    assert audit.posterior.tuning is not None and audit.posterior.reference.size == 300
+    assert audit.posterior.tuning is not None and audit.posterior.reference.size == 250
     assert "quick audit" in whence.Audit.read(audit.json("audit.json")).results.run.not_covered[0]
 
 

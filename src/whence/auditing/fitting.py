@@ -133,8 +133,7 @@ class FitOptions:
             if posterior.tuning is not None:
                 return posterior
             some = validation if self.tuned is None else validation.thinned(self.tuned)
-            method = posterior.default_method  # the reference of novelty comes with the prediction of these data
-            return posterior.tune(some.pair, method=method, reference=False, progress=self.progress)
+            return posterior.tune(some.pair, method=posterior.default_method, progress=self.progress)
 
 
 def _check_sets(network: Network, sets: Sets, probe: Any) -> None:
