@@ -162,8 +162,7 @@ class FewPositions:
         if len(parts) != 1 or parts[0].pairs != slice(0, pairs):
             return None
         (part,), (_, outputs, inputs) = parts, kronecker.native
-        count = part.a.positions
-        if count * (inputs + outputs + count) >= 2 * outputs * inputs:  # rows would be rotated back twice
+        if part.a.positions * (inputs + outputs) >= outputs * inputs:
             return None
         a = part.a.dense() if kronecker.right is None else part.a.in_basis(kronecker.right)
         return cls(a, part.g.permute(1, 2, 0, 3, 4))

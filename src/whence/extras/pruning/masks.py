@@ -156,7 +156,7 @@ class Ranking:
         found: Tensors = {}
         for names, order in zip(self.names, self.orders, strict=True):
             count = min(round(fraction * len(order)), len(order) - self.fixed * len(names))
-            stays = torch.ones(len(order), dtype=torch.bool)
+            stays = torch.ones(len(order), dtype=torch.bool, device=order.device)
             stays[order[:count]] = False
             pieces = stays.split([self.shapes[n].numel() for n in names])
             found |= {n: piece.reshape(self.shapes[n]) for n, piece in zip(names, pieces, strict=True)}
@@ -197,7 +197,8 @@ class PruningPlan:
         if self.units:
             found = {n: _with_best_fixed(score) for n, score in found.items()}
         groups = [[n] for n in self.names] if per_layer else [self.names]
-        orders = [torch.cat([found[n].flatten() for n in group]).argsort(stable=True) for group in groups]
+        device = self.posterior.network.device  # sorting millions of scores takes a CPU seconds
+        orders = [torch.cat([found[n].flatten() for n in group]).to(device).argsort(stable=True) for group in groups]
         return Ranking(groups, {n: s.shape for n, s in found.items()}, orders, int(self.units))
 
     def apply(self, keep: Tensors) -> nn.Module:
