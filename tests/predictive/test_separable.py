@@ -23,7 +23,8 @@ from whence.posteriors.laplace.validation import projected
 from whence.predictive.dispatch import Method
 from whence.predictive.lattice_rows import EigenvalueLattice, LatticeRows
 from whence.predictive.linearised import differentiate
-from whence.predictive.projection import Rows, Unshared, project, weights_of
+from whence.predictive.project import project
+from whence.predictive.projection import Rows, Unshared, weights_of
 from whence.predictive.separable import Lattice, Pairs, Priors, weighted_linear
 
 DELTAS = [10.0**e for e in (-9, -3, 0, 0.37, 2, 5, 9, 1.1, -1.7)]

@@ -19,7 +19,8 @@ from tests.reference.networks import ALL
 from whence import zoo
 from whence.errors import BadData, BadOption, NotDefined
 from whence.predictive.linearised import differentiate
-from whence.predictive.projection import Rows, project
+from whence.predictive.project import project
+from whence.predictive.projection import Rows
 from whence.recording.units import units_of
 from whence.where.connections import connection_shares, connections_of
 from whence.where.weights import identified_of

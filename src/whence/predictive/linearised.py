@@ -30,7 +30,7 @@ from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, times_ba
 from whence.linalg.structures import BlockStructure
 from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.predictions import JointPrediction
-from whence.predictive.projection import project
+from whence.predictive.project import project
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.calls import Recording
 from whence.recording.gradients import Gradients

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.curvature.diagonals import is_unshared
 from whence.errors import NotPositiveDefinite
 from whence.linalg import gram_kernel
 from whence.linalg.dense import long_product
@@ -23,18 +22,15 @@ from whence.linalg.gram_kernel import two_grams, weighted_gram
 from whence.linalg.ratios import Separable
 from whence.linalg.spectral import (
     DenseSpectral,
-    DiagonalSpectral,
     KroneckerSpectral,
-    LowRankSpectral,
     Spectral,
     basis_times,
-    times_basis,
 )
 from whence.predictive.lattice_rows import FEW_OUTPUTS
 from whence.predictive.separable import Priors, weighted_linear, weighted_rows
-from whence.recording.blocks import Block, GradientSource
-from whence.recording.gradients import Gradients, MatrixCall
-from whence.recording.layer_input import LayerInput, times
+from whence.recording.blocks import Block
+from whence.recording.gradients import MatrixCall
+from whence.recording.layer_input import times
 from whence.recording.units import Units
 
 MANY = 6  # number of priors from which weighting them together pays off
@@ -132,7 +128,7 @@ class Unshared(Projection):
         g, moved = self.g, self.g * self._weights(w)
         if self.left is not None:
             assert self.unrotated is not None
-            g, moved = self.unrotated, times(moved, _transposed(self.left))
+            g, moved = self.unrotated, times(moved, transposed(self.left))
         if prior.dim():
             alone = g.square() * self._weights(prior)  # [E, N, K, O]
         else:
@@ -321,7 +317,7 @@ def _by_output(values: Tensor, each: bool) -> Tensor:
     return values if each else values.sum(0, keepdim=True)
 
 
-def _transposed(basis: Tensor) -> Tensor:
+def transposed(basis: Tensor) -> Tensor:
     return basis.mT if basis.dim() == 3 else basis
 
 
@@ -336,92 +332,3 @@ def weights_of(gaussian: BlockGaussian) -> tuple[Tensor, Tensor]:
         return gaussian.weights()
     except NotPositiveDefinite:
         return torch.full_like(gaussian.spectral.values, math.nan), gaussian.null_precision
-
-
-def project(gaussian: BlockGaussian, blocks: Sequence[Block], grads: Gradients, keep: Tensor | None) -> Projection:
-    """The projection of a Gaussian over one block, or over several jointly."""
-    spectral = gaussian.spectral
-    if len(blocks) == 1 and keep is None:
-        block = blocks[0]
-        if isinstance(spectral, KroneckerSpectral) or (isinstance(spectral, DiagonalSpectral) and block.form):
-            return _project_matrix(gaussian, block, grads)
-        if isinstance(spectral, DiagonalSpectral) and block.source is GradientSource.TABLE:
-            ids, g = grads.table(block)
-            return LookedUp(ids, g.movedim(0, 1))
-    rows = torch.cat([grads.rows(b, slice(0, grads.recording.size)) for b in blocks], dim=-1).transpose(0, 1)
-    rows = rows if keep is None else rows[..., keep]
-    return _project_rows(spectral, rows)
-
-
-def _project_rows(spectral: Spectral, rows: Tensor) -> Projection:
-    """Rows [N, K, P] of a dense, diagonal or low-rank structure."""
-    if isinstance(spectral, DiagonalSpectral):
-        return Rows(rows)
-    if isinstance(spectral, LowRankSpectral):
-        rows = spectral.whiten(rows)
-        left = spectral.outside(rows)
-        return Rows(rows @ spectral.vectors, left @ left.mT, spectral)
-    assert isinstance(spectral, DenseSpectral)
-    return Rows(rows @ spectral.vectors, basis=spectral)
-
-
-def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> Projection:
-    form = block.form
-    assert form is not None
-    spectral = gaussian.spectral
-    kronecker = spectral if isinstance(spectral, KroneckerSpectral) else None
-    parts = grads.matrix_calls(block)
-    if is_unshared(parts, form.pairs):
-        (part,) = parts
-        a, g = part.a.dense().squeeze(2), part.g.squeeze(3).permute(1, 2, 0, 3)  # [E, N, D], [E, N, K, O]
-        if kronecker is not None:
-            left, a = kronecker.left, times_basis(a, kronecker.right)
-            gammas, alphas = kronecker.left_values, kronecker.right_values
-            spectrum = None if gammas is None or alphas is None else (gammas, alphas)
-            rotated, unrotated = (g, None) if left is None else (times(g, left), g)
-            rows = kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else None
-            return Unshared(a.square(), rotated, None, left, unrotated, rows, spectrum)
-        return Unshared(a.square(), g, block)
-    few = None if kronecker is None else FewPositions.of(parts, kronecker, form.pairs)
-    if few is not None:  # its inputs are rotated already
-        parts = [replace(parts[0], a=LayerInput(few.a))]
-    native = shared_rows(parts, form.native, grads, kronecker, rotated=few is not None)  # [N, K, E, O, D]
-    if kronecker is None:
-        return Rows(form.unpack(native))
-    return Rows(native.flatten(2), basis=kronecker, few=few)
-
-
-def shared_rows(
-    parts: list[MatrixCall],
-    native: tuple[int, int, int],
-    grads: Gradients,
-    kronecker: KroneckerSpectral | None,
-    rotated: bool = False,
-) -> Tensor:
-    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D]; ``rotated`` if inputs are in it already.
-
-    Rotate the inputs before the sum over positions or the rows after it, whichever are fewer; outputs likewise.
-    """
-    positions = sum(p.a.positions for p in parts)
-    left, right = (None, None) if kronecker is None else (kronecker.left, kronecker.right)
-    right = None if rotated else right
-    early = right is not None and positions < grads.count * native[1]
-    if early:
-        assert right is not None
-        parts = [replace(p, a=LayerInput(p.a.in_basis(right[p.pairs]))) for p in parts]
-    if left is not None and positions < native[2]:
-        parts, left = [replace(p, g=p.outputs_in_basis(left)) for p in parts], None
-    every = slice(0, grads.recording.size)
-    if len(parts) == 1 and parts[0].pairs == slice(0, native[0]):
-        rows = parts[0].rows(every)
-    else:
-        like = parts[0].g if parts else grads.columns
-        rows = like.new_zeros(grads.count, grads.recording.size, *native)
-        for p in parts:
-            rows[:, :, p.pairs] = rows[:, :, p.pairs] + p.rows(every)
-    rows = rows.transpose(0, 1)  # [N, K, E, O, D]
-    if kronecker is None:
-        return rows
-    if right is not None and not early:
-        rows = times(rows.movedim(2, 0), right).movedim(0, 2)
-    return rows if left is None else basis_times(rows, _transposed(left))

@@ -17,7 +17,7 @@ from torch import Tensor
 from whence.curvature.diagonals import is_unshared
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import KroneckerSpectral, basis_times, times_basis, times_transposed
-from whence.predictive.projection import shared_rows
+from whence.predictive.project import shared_rows
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients
 from whence.recording.units import Units, units_of

@@ -24,7 +24,8 @@ from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import Spectral
 from whence.predictive import linearised
 from whence.predictive.linearised import Moments, Weights
-from whence.predictive.projection import Projection, project
+from whence.predictive.project import project
+from whence.predictive.projection import Projection
 from whence.recording.blocks import Block
 from whence.recording.calls import Recording
 from whence.recording.gradients import Gradients

@@ -27,7 +27,7 @@ from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive import linearised
 from whence.predictive.links import LINK_POINTS, OutputGaussian, predict_gaussian
 from whence.predictive.predictions import Prediction
-from whence.predictive.projection import project
+from whence.predictive.project import project
 from whence.where.one_pass import shares
 from whence.where.shares import BlockShares
 

@@ -20,7 +20,8 @@ from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
 from whence.predictive.lattice_rows import FEW_OUTPUTS, EigenvalueLattice
-from whence.predictive.projection import LookedUp, Rows, Unshared, project
+from whence.predictive.project import project
+from whence.predictive.projection import LookedUp, Rows, Unshared
 from whence.predictive.separable import Priors
 
 if TYPE_CHECKING:
