@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, two cores
 # Some virtual machines announce AMX, but its instructions raise SIGILL there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,12 @@ torch.set_num_threads(1)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         terminalreporter.write_line("browser tests were left out: there is no Chromium on this machine")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of later collections of garbage, which took 0.4 s each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
