@@ -24,8 +24,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("browser tests were left out: there is no Chromium on this machine")
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and collected tests out of later collections of garbage, which took 0.4 s each."""
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> None:
+    """Leave modules, collected tests and what was cached out of later collections of garbage: 0.4 s each, and more."""
     gc.collect()
     gc.freeze()
 
