@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import Counter
@@ -32,6 +33,12 @@ def room(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Rooms that a file imports from, wherever the import stands, and whether it is inside a function.
 
@@ -48,7 +55,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
             visit(child, inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
-    visit(ast.parse(path.read_text()), False)
+    visit(tree(path), False)
     return found
 
 
@@ -88,7 +95,7 @@ CLASSES = {
 )
 def test_posteriors_are_asked_by_their_contract(path: Path) -> None:
     """Outside their room nobody asks a posterior for its class or for what it has."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING and node.args:
             asked = ast.unparse(node.args[0]).split(".")[-1]
             assert asked not in ("posterior", "where_posterior"), f"line {node.lineno}: {ast.unparse(node)}"
@@ -138,7 +145,7 @@ def compared_strings(tree: ast.AST) -> list[str]:
 @pytest.mark.parametrize("path", INSIDE, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_no_option_is_compared_with_a_string(path: Path) -> None:
     """A door turns the string into an enum or an object once (``Option.parse``, ``one_of``)."""
-    assert compared_strings(ast.parse(path.read_text())) == []
+    assert compared_strings(tree(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ TESTS = sorted(Path(__file__).parent.rglob("*.py"))
 @pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(Path(__file__).parent)))
 def test_no_test_patches_a_constant(path: Path) -> None:
     """Sizes and intervals are arguments, or fields of ``whence.engine.memory.Sizes`` (the fixture ``set_sizes``)."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         names: list[str] = []
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
