@@ -10,9 +10,11 @@ import gc
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from whence.engine.memory import with_sizes
 
@@ -22,6 +24,19 @@ torch.set_num_threads(1)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         terminalreporter.write_line("browser tests were left out: there is no Chromium on this machine")
+
+
+class ByFile(LoadScopeScheduling):
+    """Each file to one worker, as ``--dist loadfile``; and all of auditing, whose files ask about the same audits."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "tests/auditing" if file.startswith("tests/auditing/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True, scope="module")
