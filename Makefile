@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WITNESS := $(VENV)/.witnesses
+unexport PYTHONDONTWRITEBYTECODE  # tests are rewritten and compiled once, not by every process again
 
 .PHONY: help demo test test-all lint types setup bench clean
 

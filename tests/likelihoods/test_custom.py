@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 import whence
+from whence.errors import BadOption
 
 
 def squared(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -26,3 +28,12 @@ def test_samplers_and_draws_of_custom_likelihoods_are_told_apart() -> None:
     assert drawn(1.0) == drawn(1.0) != drawn(2.0)
     assert len(drawn(1.0)["nll"]) == 8
     assert whence.Gaussian(1.0).fingerprint(outputs, targets) == {}
+
+
+def test_a_task_that_is_not_known_is_refused_by_name() -> None:
+    class Misspelt(whence.Categorical):
+        task = "clasification"  # type: ignore[assignment]
+
+    data = torch.randn(8, 2), torch.arange(8) % 3
+    with pytest.raises(BadOption, match=r"unknown task 'clasification'. Did you mean 'classification'\?"):
+        whence.laplace(torch.nn.Linear(2, 3), data, likelihood=Misspelt(), progress=False)

@@ -76,8 +76,8 @@ def test_the_noise_is_at_a_root_of_its_derivative() -> None:
 def overfitted(seed: int, widths: tuple[int, ...], count: int, steps: int) -> tuple[nn.Module, Any, Any]:
     generator = torch.Generator().manual_seed(seed)
     centres = 1.2 * torch.randn(3, 4, generator=generator)
-    y = torch.arange(count + 300) % 3
-    x = centres[y] + torch.randn(count + 300, 4, generator=generator)
+    y = torch.arange(count + 180) % 3
+    x = centres[y] + torch.randn(count + 180, 4, generator=generator)
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for wide, width in itertools.pairwise((4, *widths)):

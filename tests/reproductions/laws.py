@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from reproductions.command import run
-from reproductions.experiment import Collection
+from reproductions.experiment import Collection, Experiment
 from reproductions.ritter2018 import COLLECTION
 from reproductions.store import read
 
@@ -23,18 +26,37 @@ KEPT = ["kept", pytest.param("fresh", marks=pytest.mark.slow)]
 
 
 def kept(name: str, folder: Path, without: Sequence[str]) -> Path:
-    """The small version as it once was, without some units, which are then computed."""
+    """The small version as it once was, without some units, which are then computed (the file may lack them)."""
     content = json.loads((Path(__file__).parent / "files" / f"{name}.json").read_text())
     for unit in without:
-        del content["units"][unit]
+        content["units"].pop(unit, None)
     (folder / "results.json").write_text(json.dumps(content))
     return quick(name, folder)
 
 
-def complete_and_done_once(name: str, folder: Path, collection: Collection = COLLECTION, in_order: bool = True) -> None:
+@contextmanager
+def without_figures() -> Iterator[None]:
+    """For a second run, which would draw the same figures from the same values."""
+    experiment = Collection.experiment
+
+    def undrawn(collection: Collection, name: str) -> Experiment:
+        return replace(experiment(collection, name), figures=lambda _values, _folder: [])
+
+    with mock.patch.object(Collection, "experiment", undrawn):
+        yield
+
+
+def in_order(name: str, folder: Path, collection: Collection = COLLECTION) -> Path:
+    """The folder of a run from nothing, whose units stand as they were announced."""
     experiment = collection.experiment(name)
-    found, wanted = list(read(folder / "results.json")["units"]), experiment.units(experiment.config(True))
-    assert found == wanted if in_order else sorted(found) == sorted(wanted)
+    assert list(read(folder / "results.json")["units"]) == experiment.units(experiment.config(True))
+    return folder
+
+
+def complete_and_done_once(name: str, folder: Path, collection: Collection = COLLECTION) -> None:
+    experiment = collection.experiment(name)
+    assert sorted(read(folder / "results.json")["units"]) == sorted(experiment.units(experiment.config(True)))
     before = (folder / "results.json").read_bytes()
-    quick(name, folder, collection)
+    with without_figures():
+        quick(name, folder, collection)
     assert (folder / "results.json").read_bytes() == before

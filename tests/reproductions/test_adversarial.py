@@ -33,7 +33,7 @@ def units(folder: Path) -> Values:
 
 
 def test_every_unit_is_there_and_none_is_done_twice(folder: Path) -> None:
-    laws.complete_and_done_once("adversarial", folder, in_order=False)
+    laws.complete_and_done_once("adversarial", folder)
 
 
 def test_attacks_do_what_they_are_for(units: Values) -> None:

@@ -21,7 +21,7 @@ COMMITTED = COLLECTION.home / "novelty" / "results.json"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return laws.quick("novelty", tmp_path_factory.mktemp("novelty"), COLLECTION)
+    return laws.in_order("novelty", laws.quick("novelty", tmp_path_factory.mktemp("novelty"), COLLECTION), COLLECTION)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import whence
 from reproductions import readme
 from reproductions.experiment import Context
 from reproductions.ritter2018 import COLLECTION, mnist_prepare
-from reproductions.ritter2018.__main__ import main
 from reproductions.ritter2018.mnist import (
     DETERMINISTIC,
     DIAGONAL,
@@ -102,7 +101,8 @@ def test_a_second_run_computes_nothing(folder, monkeypatch, capsys):
 
     before = (folder / "results.json").read_bytes()
     monkeypatch.setattr(Subject, "data", property(refuse))
-    assert main(["ood", "--quick", "--device", "cpu", "--out", str(folder), "--no-progress"]) == 0
+    with laws.without_figures():
+        laws.quick("ood", folder)
     assert (folder / "results.json").read_bytes() == before
     assert "holds" in capsys.readouterr().out
 

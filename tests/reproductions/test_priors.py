@@ -30,7 +30,7 @@ COMMITTED = COLLECTION.home / "priors" / "results.json"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return laws.quick("priors", tmp_path_factory.mktemp("priors"), COLLECTION)
+    return laws.in_order("priors", laws.quick("priors", tmp_path_factory.mktemp("priors"), COLLECTION), COLLECTION)
 
 
 @pytest.fixture(scope="module")

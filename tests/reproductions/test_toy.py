@@ -21,21 +21,28 @@ from reproductions.ritter2018.toy.problem import Problem, mode
 from reproductions.ritter2018.toy.run import Subject
 from reproductions.ritter2018.toy.views import View
 from reproductions.store import read, values
+from tests.reproductions import laws
 
 COMMITTED = COLLECTION.home / "toy" / "results.json"
 SEEDS = ("0", "1", "2")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("toy")
-    assert main(["toy", "--quick", "--device", "cpu", "--no-progress", "--out", str(made)]) == 0
-    return made
+COMPUTED = [f"relu/0/{name}" for name in ("network", HMC, "HMC from the prior", DETERMINISTIC, KRONECKER, "check")]
+COMPUTED += [f"tanh/1/{name}" for name in ("network", HMC, DIAGONAL, "diagonal, sampled Fisher")]
+
+
+@pytest.fixture(scope="module", params=laws.KEPT)
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """All units are computed in ``make test-all``; otherwise a few, and the others were kept."""
+    found = tmp_path_factory.mktemp("toy")
+    if request.param == "fresh":
+        return laws.in_order("toy", laws.quick("toy", found))
+    return laws.kept("toy", found, COMPUTED)
 
 
 def test_the_quick_run_is_complete_and_sane(folder: Path) -> None:
     content = read(folder / "results.json")
-    assert list(content["units"]) == EXPERIMENT.units(config(True))
+    assert sorted(content["units"]) == sorted(EXPERIMENT.units(config(True)))
     units = values(content)
     for activation in config(True).seeds:
         view = View(units, activation)
@@ -63,7 +70,8 @@ def test_the_quick_run_agrees_with_plain_torch(folder: Path) -> None:
 def test_a_second_run_computes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "results.json").read_bytes()
     monkeypatch.setattr(Subject, "unit", lambda *_: pytest.fail("computed again"))
-    assert main(["toy", "--quick", "--device", "cpu", "--no-progress", "--out", str(folder)]) == 0
+    with laws.without_figures():
+        laws.quick("toy", folder)
     assert (folder / "results.json").read_bytes() == before
 
 
@@ -71,11 +79,12 @@ def test_a_run_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> None:
     """What is missing is computed from the chains that were kept, and comes out the same."""
     content = read(folder / "results.json")
     cut = copy.deepcopy(content)
-    name = f"relu/1/{DIAGONAL}"
+    name = f"tanh/1/{DIAGONAL}"
     del cut["units"][name]
     (tmp_path / "results.json").write_text(json.dumps(cut))
     cache = ["--cache", str(folder / "cache")]
-    assert main(["toy", "--quick", "--device", "cpu", "--no-progress", "--out", str(tmp_path), *cache]) == 0
+    with laws.without_figures():
+        assert main(["toy", "--quick", "--device", "cpu", "--no-progress", "--out", str(tmp_path), *cache]) == 0
     again = read(tmp_path / "results.json")
     assert again["units"][name]["value"] == content["units"][name]["value"]
 

@@ -13,10 +13,16 @@ from reproductions.ritter2018.where import EXPERIMENT
 from reproductions.store import Values, read, values
 from tests.reproductions import laws
 
+COMPUTED = ["mnist/0", "wrn/0"]
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return laws.quick("where", tmp_path_factory.mktemp("where"))
+
+@pytest.fixture(scope="module", params=laws.KEPT)
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """All units are computed in ``make test-all``; otherwise a few, and the others were kept."""
+    found = tmp_path_factory.mktemp("where")
+    if request.param == "fresh":
+        return laws.in_order("where", laws.quick("where", found))
+    return laws.kept("where", found, COMPUTED)
 
 
 @pytest.fixture(scope="module")

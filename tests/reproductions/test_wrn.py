@@ -14,22 +14,26 @@ from PIL import Image
 from reproductions import readme
 from reproductions.experiment import Context
 from reproductions.ritter2018 import COLLECTION
-from reproductions.ritter2018.__main__ import main
 from reproductions.ritter2018.mnist import DETERMINISTIC, DIAGONAL, DROPOUT, KRONECKER, LINEARISED
 from reproductions.ritter2018.wrn import EXPERIMENT, measure, prepare
 from reproductions.ritter2018.wrn.claims import claims
 from reproductions.ritter2018.wrn.config import QUICK, methods, units
 from reproductions.ritter2018.wrn.subject import Subject
 from reproductions.store import read, values
+from tests.reproductions import laws
 
 COMMITTED = COLLECTION.home / "wrn" / "results.json"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wrn")
-    assert main(["wrn", "--quick", "--device", "cpu", "--out", str(out), "--no-progress"]) == 0
-    return out
+COMPUTED = [name for name in units(QUICK) if name.startswith("plain/0")]
+COMPUTED += [f"dropout/0/{name}" for name in ("train", f"measure/{DROPOUT}")]
+
+
+@pytest.fixture(scope="module", params=laws.KEPT)
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """All units are computed in ``make test-all``; otherwise a few, and the others were kept."""
+    found = tmp_path_factory.mktemp("wrn")
+    return laws.quick("wrn", found) if request.param == "fresh" else laws.kept("wrn", found, COMPUTED)
 
 
 def test_every_unit_is_there_and_makes_sense(folder: Path) -> None:
@@ -61,7 +65,8 @@ def test_every_unit_is_there_and_makes_sense(folder: Path) -> None:
 def test_a_second_run_computes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "results.json").read_bytes()
     monkeypatch.setattr(Subject, "__getattribute__", _refuse)
-    assert main(["wrn", "--quick", "--device", "cpu", "--out", str(folder), "--no-progress"]) == 0
+    with laws.without_figures():
+        laws.quick("wrn", folder)
     assert (folder / "results.json").read_bytes() == before
 
 
@@ -96,7 +101,7 @@ def test_networks_are_prepared_for_the_run(folder: Path, capsys: pytest.CaptureF
         "--device",
         "cpu",
         "--seed",
-        "1",
+        "0",
         "--dropout",
         "1",
         "--fit",

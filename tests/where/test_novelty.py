@@ -26,7 +26,7 @@ from whence.where.novelty import (
     with_novelty_prior,
 )
 from whence.where.one_pass import shares
-from whence.where.p_values import COMBINATIONS, combined, conformal, reference_scores, shifted_up
+from whence.where.p_values import COMBINATIONS, Combine, combined, conformal, reference_scores, shifted_up
 
 REFERENCE, FRESH = 2000, 2000
 
@@ -63,7 +63,7 @@ def test_p_values_of_fresh_inputs_are_uniform(name: str, references: dict[str, R
 def test_overall_p_values_hold_with_many_dependent_layers(size: int) -> None:
     """40 layers that share a factor; averaged over 40 references, so that theirs is no longer the noise."""
     g = torch.Generator().manual_seed(3)
-    rates: dict[str, list[float]] = {how: [] for how in COMBINATIONS if how != "auto"}
+    rates: dict[str, list[float]] = {how: [] for how in COMBINATIONS}
     for _ in range(40):
         common, alone = torch.randn(size + 200, 1, generator=g), torch.randn(size + 200, 40, generator=g)
         u = torch.sigmoid((common + alone - 3).double())
@@ -75,7 +75,7 @@ def test_overall_p_values_hold_with_many_dependent_layers(size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])
-@pytest.mark.parametrize("how", COMBINATIONS)
+@pytest.mark.parametrize("how", Combine)
 def test_far_inputs_have_tiny_p_values(name: str, how: str, references: dict[str, Reference]) -> None:
     posterior, draw = trained(name)
     x, _ = draw(20, 4)

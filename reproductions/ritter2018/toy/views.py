@@ -22,7 +22,8 @@ class View:
 
     @property
     def seeds(self) -> list[str]:
-        return list(dict.fromkeys(name.split("/")[1] for name in self.units if name.split("/")[0] == self.activation))
+        """In their own order, whichever was computed first."""
+        return sorted({name.split("/")[1] for name in self.units if name.split("/")[0] == self.activation}, key=int)
 
     @property
     def methods(self) -> list[str]:

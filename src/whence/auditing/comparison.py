@@ -26,6 +26,7 @@ from whence.functional import Network
 from whence.metrics.distance import total_variation, wasserstein
 from whence.posteriors.base import Posterior, require_posterior
 from whence.posteriors.laplace.on_ranks import refuse_part
+from whence.predictive.dispatch import Method
 from whence.report.record import comparison as record
 from whence.report.record.common import Estimate
 from whence.report.record.convert import tidied, typeset
@@ -217,7 +218,7 @@ class _Comparison:
 
     def method(self, name: str) -> Predicted:
         posterior = self.posteriors[name]
-        drawn = posterior.default_method == "sampled"
+        drawn = posterior.usual_method is Method.SAMPLED
         about = record.Method(
             name,
             type(posterior).__name__,

@@ -18,6 +18,7 @@ from whence.posteriors.base import Posterior
 from whence.report.record.common import Numbers
 from whence.report.record.comparison import Agreement, Compared, LayersOfMethods
 from whence.where.activations import disagreement
+from whence.where.sampled import SITE
 from whence.where.weights import spearman
 from whence.where.where import LayerRow
 
@@ -55,7 +56,7 @@ def layers_of(posterior: Posterior, inputs: Inputs) -> MethodLayers:
 
 
 def _row_name(row: LayerRow) -> str:
-    return f"{row.name} (dropout)" if row.kind == "dropout" else row.name
+    return f"{row.name} (dropout)" if row.kind == SITE else row.name
 
 
 def _disagreement(posterior: Posterior, inputs: Inputs) -> ByLayer:

@@ -6,7 +6,8 @@ import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from enum import Enum, auto
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from whence.errors import NotDefined, Notice, WhenceError
 from whence.functional import Network
 from whence.posteriors.base import Posterior
 from whence.posteriors.laplace.posterior import Laplace
+from whence.predictive.dispatch import Method
 from whence.priors import Relative
 from whence.report.record.sections import Sensitivity
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
@@ -26,14 +28,21 @@ from whence.where.shares import Shares
 from whence.where.tables import sensitivity_table
 from whence.where.where import Where, where_given
 
+
+class Kind(Enum):
+    """Whose prediction: the network's as it was trained, or the posterior's."""
+
+    PLAIN = auto()
+    BAYESIAN = auto()
+
+
 SETS = {"test": "test data", "validation": "validation data", "ood": "out-of-distribution data"}
 LABELS = {"test": "Test data", "ood": "Out of distribution"}
 TRIED = 200  # inputs used to see whether another posterior can be profiled
 LEAST = 0.1  # share of the prior variance that the data must explain for a profile
 CLASSES = 20  # classes with a view
-KEPT = (("examined", "validation"), "reference", *((name, "plain") for name in ("test", "validation", "ood")))
+KEPT = (("examined", "validation"), "reference", *((name, Kind.PLAIN) for name in ("test", "validation", "ood")))
 SAMPLES = 30  # draws behind predictions of dense outputs
-Kind = Literal["plain", "bayesian"]
 T = TypeVar("T")
 
 
@@ -77,7 +86,7 @@ class Context:
     @property
     def has_dense_outputs(self) -> bool:
         """Whether a Laplace posterior must predict by draws, since outputs are more than a vector."""
-        return self.posterior.has_curvature and self.posterior.default_method == "sampled"
+        return self.posterior.has_curvature and self.posterior.usual_method is Method.SAMPLED
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
@@ -112,9 +121,9 @@ class Context:
 
     # Predictions and tables
 
-    def prediction(self, name: str, kind: Kind = "bayesian") -> Any:
+    def prediction(self, name: str, kind: Kind = Kind.BAYESIAN) -> Any:
         """The prediction for one of the sets, of the posterior or of the plain network."""
-        return self._once((name, kind), lambda: self._plain(name) if kind == "plain" else self._bayesian(name))
+        return self._once((name, kind), lambda: self._plain(name) if kind is Kind.PLAIN else self._bayesian(name))
 
     def _plain(self, name: str) -> Any:
         return plain_prediction(self.network, self.posterior.likelihood, self.need(name).inputs)
@@ -127,12 +136,12 @@ class Context:
 
     def _by_draws(self) -> dict[str, Any]:
         """Options of predictions by draws, with fixed draws."""
-        if self.posterior.default_method == "linearised":
+        if self.posterior.usual_method is Method.LINEARISED:
             return {}
         found: dict[str, Any] = {"generator": torch.Generator().manual_seed(self.seed)}
         return found | ({"method": "sampled", "num_samples": SAMPLES} if self.has_dense_outputs else {})
 
-    def uncertainty(self, name: str, kind: Kind = "bayesian") -> Tensor:
+    def uncertainty(self, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
         """One number for each input of a set."""
         return self.task.uncertainty(self.prediction(name, kind))
 
@@ -200,7 +209,7 @@ class Context:
     @property
     def predicted_classes(self) -> Tensor | None:
         """The classes that the plain network predicts for the profiled test inputs."""
-        labels = self.prediction("test", "plain").labels.cpu()
+        labels = self.prediction("test", Kind.PLAIN).labels.cpu()
         return labels[self.profiled_index("test")] if labels.dim() == 1 else None
 
     def total_variance(self, name: str) -> Tensor:

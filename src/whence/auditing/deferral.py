@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from whence.auditing.context import Context
+from whence.auditing.context import Context, Kind
 from whence.auditing.quality import rejection_curve, wrong_of
 from whence.auditing.tasks import Numbers
 from whence.errors import NotDefined, Notice
@@ -38,8 +38,7 @@ def deferral(context: Context) -> Deferral:
     rows = [_label_rule(pairs, coverage=c) for c in COVERAGES]
     rows += [_label_rule(pairs, max_error=e, confidence=CONFIDENCE) for e in ERRORS if e < max(overall, 0.01)]
     plain, bayesian = (
-        rejection_curve(context.task, context.prediction("test", kind), context.need_targets("test"))
-        for kind in ("plain", "bayesian")
+        rejection_curve(context.task, context.prediction("test", kind), context.need_targets("test")) for kind in Kind
     )
     assert plain is not None and bayesian is not None  # every answer is right or wrong
     return _section(context, RATE, rows, PlainAndBayesian(plain, bayesian))
@@ -122,7 +121,7 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
                 "The predicted variance is nearly the same for all test inputs: it does not show which answers to "
                 "defer."
             )
-    by_coverage = {row.target: row.test for row in found.rows if row.aim == "coverage"}
+    by_coverage = {row.target: row.test for row in found.rows if row.by_coverage}
     whole, some = by_coverage[1.0].error, by_coverage[0.8].error
     covered = by_coverage[0.8].coverage.value
     if whole is None or some is None or whole.value is None or some.value is None or covered is None:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from whence.auditing.data import Examples, try_out
 from whence.auditing.estimate import AuditSize, expected_seconds
 from whence.auditing.run import Progress
+from whence.curvature.options import CurvatureKind
 from whence.engine.batches import size_of, tensors_in
 from whence.engine.options import Execution
 from whence.errors import BadData, BadOption
 from whence.functional import Network
 from whence.likelihoods import resolve
+from whence.linalg.structures import StructureKind
 from whence.posteriors.base import Posterior, is_posterior
 from whence.posteriors.laplace.front import laplace
 from whence.posteriors.laplace.posterior import Laplace
@@ -43,6 +45,10 @@ class FitOptions:
     profiled: int  # inputs of each set behind shares and novelty
     tuned: int | None = None  # validation inputs for tuning; None: all
 
+    @property
+    def _curvature(self) -> CurvatureKind:
+        return CurvatureKind.parse(self.curvature, "curvature")
+
     def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Posterior:
         """The given posterior or a new one, tuned if there is validation data and it was not yet."""
         if is_posterior(model):
@@ -60,8 +66,8 @@ class FitOptions:
     def _check_given(self, posterior: Posterior, likelihood: Any) -> None:
         """Refuse options that a given posterior already determines."""
         asked = {
-            "structure": self.structure != "kron",
-            "curvature": self.curvature != "auto",
+            "structure": StructureKind.parse(self.structure, "structure") is not StructureKind.KRON,
+            "curvature": self._curvature is not CurvatureKind.AUTO,
             "layers": self.layers is not None,
             "execution": self.execution is not None,
             "prior_precision": self.prior_precision is not None,
@@ -118,7 +124,7 @@ class FitOptions:
             sets=known,
             profiled=self.profiled,
             tuned=min(held, self.tuned or held) if self.tune else 0,
-            sampled=self.curvature not in ("auto", "ggn"),
+            sampled=self._curvature not in (CurvatureKind.AUTO, CurvatureKind.GGN),
         )
         log.expect(expected_seconds(network, some.inputs, size))
 

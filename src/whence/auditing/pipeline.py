@@ -25,6 +25,7 @@ from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
 from whence.auditing.verdict import Found, verdict
 from whence.auditing.weight_maps import weight_maps
+from whence.curvature.options import CurvatureKind
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, one_of
@@ -124,7 +125,7 @@ def audit(
     chosen = _chosen(sections, bool(methods), quick)
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
-        sampled = curvature == "auto" and not is_posterior(model)
+        sampled = CurvatureKind.parse(curvature, "curvature") is CurvatureKind.AUTO and not is_posterior(model)
         curvature = "mc" if sampled else curvature
     examine = [] if NEED_SHARES.isdisjoint(chosen) else ["examine"]
     steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *examine, *chosen]
@@ -185,7 +186,7 @@ def _chosen(sections: Sequence[str] | None, several: bool, quick: bool) -> list[
 
 
 def _quick_words(curvature: str) -> str:
-    sampled = "sampled curvature, " if curvature == "mc" else ""
+    sampled = "sampled curvature, " if CurvatureKind(curvature) is CurvatureKind.MC else ""
     return (
         f"This is a quick audit: {sampled}at most {QUICK[0]:,} examples of each set, {QUICK_TUNED:,} of them for "
         "tuning. Run it without quick=True for the whole."

@@ -74,7 +74,7 @@ def profile(context: Context, work: float | None = None) -> Profile:
         context.where("test").residual,
         nodes,
         tuple(views),
-        tuple(_negative(nodes, views, NEGATIVE)),
+        tuple(_negative(nodes, views[: len(sets)], NEGATIVE)),
         tuple(_words(nodes, test)),
         posterior.prior.describe(),
     )
@@ -236,19 +236,18 @@ def _prior_alone(test: View, variance: float) -> View:
 
 
 def _negative(nodes: tuple[Node, ...], views: list[View], most: int | None = None) -> Iterator[NegativeShare]:
-    """The most negative layers and units of each set."""
+    """The most negative layers and units of each view."""
     for view in views:
-        if view.kind == "set":
-            pairs = [(s, node) for node, s in zip(nodes, view.share, strict=True) if s is not None and s < -ROUNDING]
-            below = sorted((s, node.id) for s, node in pairs if node.level in ("unit", "layer"))
-            yield from (NegativeShare(node, view.key, share) for share, node in below[:most])
+        pairs = [(s, node) for node, s in zip(nodes, view.share, strict=True) if s is not None and s < -ROUNDING]
+        below = sorted((s, node.id) for s, node in pairs if node.is_layer or node.is_unit)
+        yield from (NegativeShare(node, view.key, share) for share, node in below[:most])
 
 
 def _words(nodes: tuple[Node, ...], test: View) -> Iterator[str]:
     rows = [
         (share, explained, prior, node.label)
         for node, share, explained, prior in zip(nodes, test.share, test.explained, test.prior_share, strict=True)
-        if node.level == "layer" and share is not None
+        if node.is_layer and share is not None
     ]
     share, explained, prior, name = max(rows, key=lambda row: row[0])
     reduced = f"; training reduced its prior variance by {explained:.0%}." if explained is not None else "."
@@ -287,7 +286,7 @@ def _profile_by_draws(context: Context) -> Profile:
         0.0,
         nodes,
         tuple(views),
-        tuple(_negative(nodes, views)),
+        tuple(_negative(nodes, views[: len(tables)])),
         (_words_by_draws(rows, tables["test"].interaction or 0.0),),
     )
 

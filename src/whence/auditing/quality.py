@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.auditing.context import Context
+from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, NotDefined
@@ -222,8 +222,8 @@ def sorted_values(values: Tensor) -> Numbers:
 def quality(context: Context) -> Quality:
     """Metrics with intervals, reliability, and the distribution of uncertainty in and out of distribution."""
     targets = context.need_targets("test")
-    inside = [context.prediction("test", kind) for kind in ("plain", "bayesian")]
-    outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in ("plain", "bayesian")]
+    inside = [context.prediction("test", kind) for kind in Kind]
+    outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in Kind]
     metrics = []
     for scores in scores_of(context.task, inside, targets, outside, context.seed):
         plain, bayesian = map(Estimate.of, scores.values)
@@ -245,7 +245,7 @@ def quality(context: Context) -> Quality:
 def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers] | None:
     if not context.has(name):
         return None
-    return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in ("plain", "bayesian")))
+    return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in Kind))
 
 
 def no_difference(found: Estimate) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from whence.errors import BadOption, WhenceError
-from whence.likelihoods import Likelihood
+from whence.likelihoods import Likelihood, TaskKind
 from whence.report.record.common import TaskName
 from whence.report.record.sections import PredictedNumber, Probability
 
@@ -110,17 +110,17 @@ def _described(label: int, probs: dict[int, float], target: int | None, name: Ca
     }
 
 
-TASKS: dict[str, Task] = {
-    "classification": Classes("classification"),
-    "binary": Labels("binary"),
-    "regression": Numbers("regression"),
-    "count": Numbers("count"),
-    "outputs": Task("outputs"),
+TASKS: dict[TaskKind, Task] = {
+    TaskKind.CLASSIFICATION: Classes("classification"),
+    TaskKind.BINARY: Labels("binary"),
+    TaskKind.REGRESSION: Numbers("regression"),
+    TaskKind.COUNT: Numbers("count"),
+    TaskKind.OUTPUTS: Task("outputs"),
 }
 
 
 def task_of(likelihood: Likelihood) -> Task:
-    return TASKS[likelihood.task]
+    return TASKS[likelihood.task_kind]
 
 
 def summed(values: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def verdict(context: Context, found: Found) -> Verdict:
 
 def _summary(points: Iterable[Point]) -> Iterator[str]:
     """A summary of the points without numbers."""
-    said = [(SUMMARIES[p.label][p.tone], p.tone == "good") for p in points if p.tone in SUMMARIES.get(p.label, {})]
+    said = [(SUMMARIES[p.label][p.tone], p.is_good) for p in points if p.tone in SUMMARIES.get(p.label, {})]
     good, other = ([words for words, fine in said if fine == wanted] for wanted in (True, False))
     if good:
         yield f"It {_listed(good)}."

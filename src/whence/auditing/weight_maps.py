@@ -15,7 +15,7 @@ from whence.auditing.context import Context
 from whence.engine.batches import Inputs
 from whence.posteriors.laplace.posterior import Laplace
 from whence.recording.blocks import Block
-from whence.recording.units import Units, units_of
+from whence.recording.units import UnitKind, Units, units_of
 from whence.report.record.common import Grid
 from whence.report.record.sections import Tile, WeightMap
 from whence.where.weights import identified_of
@@ -45,7 +45,7 @@ def _map(where: Where, posterior: Laplace, block: Block, first: bool) -> WeightM
     values = {kind: block.scatter(vector)[largest.name] for kind, vector in flat.items()}
     units = units_of(posterior.network, block)
     kind: Literal["pixels", "filters", "matrix"]
-    image = _image_shape(where.inputs, largest.shape) if first and units.kind != "head" else None
+    image = _image_shape(where.inputs, largest.shape) if first and units.kind is not UnitKind.HEAD else None
     if len(largest.shape) > 2 and math.prod(largest.shape[2:]) > 1:
         inputs_first = block.form is not None and block.form.inputs_first
         kind, (tiles, note) = "filters", _filters(values, units, _by_share(where, block), inputs_first)

@@ -30,7 +30,7 @@ from whence.recording.blocks import Block, MatrixForm
 from whence.recording.calls import LayerCall, Recording, sums_in_float32
 from whence.recording.gradients import Gradients
 from whence.recording.layer_input import LayerInput
-from whence.recording.layout import Layout
+from whence.recording.layout import Layout, Place
 from whence.recording.rules import ConvRule
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def input_pieces(recording: Recording, block: Block) -> Iterator[tuple[slice, Mo
 def _call_pieces(call: LayerCall, form: MatrixForm) -> Iterator[tuple[Moments, bool]]:
     """A convolution in patch-free form or as patches of a few examples at a time; other layers in one piece."""
     rule = call.as_multiplied()
-    examples_first = call.layout == Layout("dim", 0) and isinstance(rule, ConvRule) and len(rule.x) == call.size
+    examples_first = call.layout == Layout(Place.DIM, 0) and isinstance(rule, ConvRule) and len(rule.x) == call.size
     if call.has_features or not examples_first:
         halves = None if call.has_features else call.narrow_features()
         features = call.features if halves is None else halves

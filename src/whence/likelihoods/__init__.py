@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from whence.errors import BadOption, one_of
-from whence.likelihoods.base import Likelihood, Task
+from whence.likelihoods.base import Likelihood, Task, TaskKind
 from whence.likelihoods.categorical import Categorical
 from whence.likelihoods.custom import Custom
 from whence.likelihoods.independent import (
@@ -24,7 +24,7 @@ from whence.likelihoods.independent import (
 
 __all__ = [
     "Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "LikelihoodName",
-    "Poisson", "Task", "from_spec", "poisson_quantile", "resolve", "standard",
+    "Poisson", "Task", "TaskKind", "from_spec", "poisson_quantile", "resolve", "standard",
 ]  # fmt: skip
 
 LikelihoodName = Literal["classification", "binary", "regression"]
@@ -32,6 +32,11 @@ BY_NAME: dict[str, Callable[[], Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
     "regression": Gaussian,
+}
+BY_TASK: dict[TaskKind, type[Likelihood]] = {
+    TaskKind.CLASSIFICATION: Categorical,
+    TaskKind.BINARY: Bernoulli,
+    TaskKind.COUNT: Poisson,
 }
 KINDS: dict[str, type[Likelihood]] = {
     c.__name__: c for c in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson)
@@ -52,8 +57,7 @@ def resolve(likelihood: Likelihood | str) -> tuple[Likelihood, bool]:
 
 def standard(likelihood: Likelihood) -> Likelihood | None:
     """The likelihood whose outputs mean the same as those of a user's own class, by the ``task`` that it declares."""
-    known: dict[str, type[Likelihood]] = {"classification": Categorical, "binary": Bernoulli, "count": Poisson}
-    kind = known.get(likelihood.task)
+    kind = BY_TASK.get(likelihood.task_kind)
     return None if kind is None or isinstance(likelihood, tuple(KINDS.values())) else kind()
 
 

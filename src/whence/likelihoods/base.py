@@ -8,10 +8,26 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from whence.engine.options import Option
 from whence.errors import BadData
 
 Task = Literal["classification", "binary", "regression", "count", "outputs"]
 FEW = 8  # examples that a likelihood's values are compared at
+
+
+class TaskKind(Option):
+    """What outputs mean: a :data:`Task` that was read."""
+
+    CLASSIFICATION = "classification"
+    BINARY = "binary"
+    REGRESSION = "regression"
+    COUNT = "count"
+    OUTPUTS = "outputs"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether targets are labels, so that a prediction is right or wrong."""
+        return self in (TaskKind.CLASSIFICATION, TaskKind.BINARY)
 
 
 class Likelihood(ABC):
@@ -30,14 +46,19 @@ class Likelihood(ABC):
     fisher_draws: int | None = None  # label draws that stand in for Λ where it has no exact root
 
     @property
+    def task_kind(self) -> TaskKind:
+        """``task``, as the class declares it."""
+        return TaskKind.parse(self.task, "task")
+
+    @property
     def has_labels(self) -> bool:
         """Whether targets are labels, so that a prediction is right or wrong."""
-        return self.task in ("classification", "binary")
+        return self.task_kind.has_labels
 
     @property
     def shift_invariant(self) -> bool:
         """Whether only differences of the outputs matter, as under a softmax."""
-        return self.task == "classification"
+        return self.task_kind is TaskKind.CLASSIFICATION
 
     def quality(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
         """Sums over a batch of what a fit records: ``targets`` counted, ``correct``, ``confidence``, ``squares``."""

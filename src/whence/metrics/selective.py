@@ -187,7 +187,7 @@ class Deferral:
 
     def __repr__(self) -> str:
         sure = f" with confidence {self.confidence:g}" if self.confidence is not None else ""
-        asked = f"error ≤ {self.target:g}{sure}" if self.aim == "max_error" else f"coverage ≥ {self.target:g}"
+        asked = {"max_error": f"error ≤ {self.target:g}{sure}", "coverage": f"coverage ≥ {self.target:g}"}[self.aim]
         lines = [
             f"answer where uncertainty ≤ {self.threshold:.6g}   (target: {asked})",
             f"  coverage        {self.coverage}",
@@ -215,7 +215,7 @@ def defer(
     aim, target = _aim(max_error, coverage, confidence)
     ranked = _ranked_errors("defer", uncertainty, errors, common)
     weight, wrong = ranked.curve()
-    if aim == "coverage":
+    if max_error is None:
         place = int((weight / weight[-1] >= target - 1e-12).nonzero()[0])
     elif confidence is None:
         good = (wrong <= target * weight * (1 + 1e-12)).nonzero()

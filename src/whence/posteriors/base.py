@@ -125,6 +125,11 @@ class Posterior(ABC, Generic[P_co]):
         """How it predicts unless asked otherwise."""
         return "sampled"
 
+    @property
+    def usual_method(self) -> Method:
+        """``default_method`` as a member of the enum."""
+        return Method(self.default_method)
+
     def summary(self) -> Summary:
         """In a few values."""
         return Summary()

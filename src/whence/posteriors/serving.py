@@ -50,7 +50,7 @@ def as_module(
     module = with_more(inner, threshold, scored)
     module.requires_grad_(False).eval()
     if inputs is not None:
-        repeatable = Method(posterior.default_method) is Method.LINEARISED  # also without a generator
+        repeatable = posterior.usual_method is Method.LINEARISED  # also without a generator
         own = None if repeatable else torch.Generator(network.device).manual_seed(0)
         predict = lambda x: posterior.predict(x, generator=own)  # noqa: E731
         module.difference = difference(module, _tensors(network, inputs), predict, threshold)

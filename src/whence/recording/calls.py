@@ -19,7 +19,7 @@ from whence.recording.blocks import Block, MatrixForm
 from whence.recording.broadcast import BroadcastRule
 from whence.recording.gradients import Gradients
 from whence.recording.layer_input import LayerInput
-from whence.recording.layout import Layout, lead_dims
+from whence.recording.layout import Layout, Place, lead_dims
 from whence.recording.recorder import Pass, Ref, Use
 from whence.recording.rules import EmbeddingRule, LinearRule, MatrixRule, Rule, TrailingRule
 
@@ -139,7 +139,7 @@ class Recording:
         if any(not self.calls_of(block) for block in self.plan.blocks):
             return False  # this batch does not use the layer
         (call,) = self.calls
-        if type(call.use.rule) is not LinearRule or call.layout != Layout("dim", 0):
+        if type(call.use.rule) is not LinearRule or call.layout != Layout(Place.DIM, 0):
             return False
         if not all(ref.whole for calls in self._calls_of.values() for _, ref in calls):
             return False

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.engine.batches import Inputs, concatenate, size_of, take
 from whence.engine.memory import none_if_out_of_memory, release, sizes
+from whence.engine.options import Option
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
@@ -33,29 +34,38 @@ PASSED_ON = {  # functions that keep the outputs of a layer, or shift all classe
 }  # fmt: skip
 
 
+class Place(Option):
+    """Where the examples are among the leading dimensions."""
+
+    DIM = "dim"  # one dimension counts them
+    MAJOR = "major"  # the slower part of the first one
+    MINOR = "minor"  # the faster part of it
+    ALONE = "alone"  # one example, which has every row
+
+
 @dataclass(frozen=True)
 class Layout:
     """The position of the examples among a call's leading dimensions."""
 
-    kind: Literal["dim", "major", "minor", "alone"]  # alone: one example, which has every row
+    place: Place
     dim: int = 0
 
     def examples_first(self, t: Tensor, lead: int, size: int) -> Tensor:
         """Move the examples to position ``lead``: [*before, *lead dims, features] → [*before, N, T, features]."""
-        if self.kind == "alone":
+        if self.place is Place.ALONE:
             return t.reshape(*t.shape[:lead], 1, -1, t.shape[-1])
-        if self.kind == "dim":
+        if self.place is Place.DIM:
             t = t.movedim(lead + self.dim, lead)
-        elif self.kind == "major":
+        elif self.place is Place.MAJOR:
             t = t.unflatten(lead, (size, -1))
         else:
             t = t.unflatten(lead, (-1, size)).movedim(lead + 1, lead)
         return t.reshape(*t.shape[: lead + 1], -1, t.shape[-1])
 
     def fits(self, lead_shape: tuple[int, ...], size: int) -> bool:
-        if self.kind == "alone":
+        if self.place is Place.ALONE:
             return size == 1
-        if self.kind == "dim":
+        if self.place is Place.DIM:
             return self.dim < len(lead_shape) and lead_shape[self.dim] == size
         return bool(lead_shape) and lead_shape[0] % size == 0
 
@@ -81,9 +91,9 @@ def lead_dims(use: Use, g: Tensor) -> tuple[int, tuple[int, ...]]:
 
 def candidates(lead: tuple[int, ...], size: int) -> list[Layout]:
     """Layouts that the sizes allow."""
-    found = [Layout("dim", i) for i, s in enumerate(lead) if s == size]
+    found = [Layout(Place.DIM, i) for i, s in enumerate(lead) if s == size]
     if lead and lead[0] % size == 0 and lead[0] != size:
-        found += [Layout("major"), Layout("minor")]
+        found += [Layout(Place.MAJOR), Layout(Place.MINOR)]
     return found
 
 

@@ -17,7 +17,7 @@ from whence.functional import Network
 from whence.recording.blocks import Block, GradientSource, partition
 from whence.recording.calls import Recording
 from whence.recording.gradients import PerExample
-from whence.recording.layout import Inspection, Layout, check_gradients, contradicted, inspect, lead_shape
+from whence.recording.layout import Inspection, Layout, Place, check_gradients, contradicted, inspect, lead_shape
 from whence.recording.recorder import Pass, Recorder, Use, forward
 from whence.recording.roles import Description, describe
 
@@ -68,7 +68,7 @@ class Plan:
         """The example dimension of a call; all rows belong to an example that is alone, if the dimension is dropped."""
         layout = self.layouts.get(use.key)
         dropped = size == 1 and layout is not None and not layout.fits(lead_shape(use), 1)
-        return Layout("alone") if dropped else layout
+        return Layout(Place.ALONE) if dropped else layout
 
     def record(self, inputs: Inputs, size: int, keep_graph: bool = False, fused: bool = False) -> Recording:
         """Run a batch forward.

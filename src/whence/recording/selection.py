@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from whence.engine.batches import Inputs, take
-from whence.errors import BadOption, NothingSelected, UnsupportedLayer, one_of
+from whence.engine.options import Option
+from whence.errors import BadOption, NothingSelected, UnsupportedLayer
 from whence.functional import Network
 from whence.recording.blocks import Block
 from whence.recording.recorder import forward
@@ -206,6 +207,14 @@ def _split_mask(flat: Tensor, network: Network) -> dict[str, Tensor]:
     return {n: piece.reshape(network.params[n].shape) for n, piece in zip(names, pieces, strict=True)}
 
 
+class Score(Option):
+    """Which weights a subnetwork has."""
+
+    VARIANCE = "variance"
+    MAGNITUDE = "magnitude"
+    RANDOM = "random"
+
+
 def subnetwork(
     source: Any,
     count: int,
@@ -218,15 +227,15 @@ def subnetwork(
     ``by="variance"`` selects those with the largest marginal variance under a posterior (Daxberger et al. 2021);
     ``"magnitude"`` the largest weights, ``"random"`` random weights (of a posterior or a network).
     """
-    one_of(by, ("variance", "magnitude", "random"), "by")
-    if by == "variance":
+    score = Score.parse(by, "by")
+    if score is Score.VARIANCE:
         if isinstance(source, nn.Module):
             raise BadOption("by='variance' needs a posterior, such as laplace(..., structure='diag').")
         scores = source.variance()
     else:
         means = dict(source.named_parameters()) if isinstance(source, nn.Module) else source.mean()
         scores = {n: p.detach().abs() for n, p in means.items()}
-        if by == "random":
+        if score is Score.RANDOM:
             scores = {n: torch.rand(s.shape, generator=generator).to(s.device) for n, s in scores.items()}
     flat = torch.cat([s.flatten() for s in scores.values()])
     if not 0 < count <= len(flat):

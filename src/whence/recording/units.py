@@ -10,17 +10,30 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from whence.engine.options import Option
 from whence.functional import Network
 from whence.recording.blocks import Block, owner_of
 
-NAMES = {"Linear": "row", "Embedding": "row", "Conv": "filter", "Norm": "channel"}
+
+class UnitKind(Option):
+    """What the units of a block are."""
+
+    ROW = "row"
+    FILTER = "filter"
+    CHANNEL = "channel"
+    HEAD = "head"
+
+
+KINDS = {
+    "Linear": UnitKind.ROW, "Embedding": UnitKind.ROW, "Conv": UnitKind.FILTER, "Norm": UnitKind.CHANNEL,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Units:
     """Which unit each weight of a block belongs to."""
 
-    kind: str  # "row", "filter", "channel", "head"
+    kind: UnitKind
     count: int
     of_weight: Tensor  # [P], in the block's flat order
     of_row: Tensor | None  # [E · O], where the block is a matrix
@@ -54,12 +67,12 @@ def units_of(network: Network, block: Block) -> Units:
     rows = torch.arange(pairs * outputs) if heads is None else heads
     native = rows.reshape(pairs, outputs, 1).expand(block.form.native)
     return Units(
-        _kind(block) if heads is None else "head", int(rows.max()) + 1, block.form.unpack(native.clone()), rows
+        _kind(block) if heads is None else UnitKind.HEAD, int(rows.max()) + 1, block.form.unpack(native.clone()), rows
     )
 
 
-def _kind(block: Block) -> str:
-    return next((name for part, name in NAMES.items() if part in block.kind), "row")
+def _kind(block: Block) -> UnitKind:
+    return next((kind for part, kind in KINDS.items() if part in block.kind), UnitKind.ROW)
 
 
 def _first_dimension(shape: tuple[int, ...]) -> Tensor:

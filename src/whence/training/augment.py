@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from whence.engine.options import Option
 from whence.errors import BadOption, one_of
 
 
@@ -52,6 +53,13 @@ class _Named:
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
 
+class Fill(Option):
+    """What is seen beyond the edge of an image."""
+
+    REFLECT = "reflect"
+    ZEROS = "zeros"
+
+
 @dataclass(frozen=True)
 class Crop(_Named):
     """Shift by up to ``padding`` pixels in each direction; fill with the mirrored image or zeros."""
@@ -61,29 +69,33 @@ class Crop(_Named):
     mode: str = "reflect"
 
     def __post_init__(self) -> None:
-        one_of(self.mode, ("reflect", "zeros"), "mode of Crop")
+        Fill.parse(self.mode, "mode of Crop")
         if not isinstance(self.padding, int) or self.padding < 0:
             raise BadOption(f"Crop(padding={self.padding}): must be 0 or more.")
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         _images(x, "Crop")
         n, _, height, width = x.shape
-        if self.mode == "reflect" and self.padding >= min(height, width):
+        if self._fill is Fill.REFLECT and self.padding >= min(height, width):
             raise BadOption(f"Crop(padding={self.padding}) cannot mirror {height} x {width} images; use less.")
         rows, above = self._places(height, n, x, generator)
         columns, beside = self._places(width, n, x, generator)
         flat = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).view(n, 1, -1)  # [N, 1, HW]: source of each pixel
         moved = x.flatten(2).gather(2, flat.expand(-1, x.shape[1], -1)).view_as(x)
-        if self.mode == "zeros":
+        if self._fill is Fill.ZEROS:
             moved = moved * (above.unsqueeze(2) & beside.unsqueeze(1)).unsqueeze(1)
         return moved
+
+    @property
+    def _fill(self) -> Fill:
+        return Fill(self.mode)
 
     def _places(self, size: int, n: int, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Along one side: the source of each pixel, and whether it is inside; both (N, size)."""
         shift = whole(2 * self.padding + 1, n, x, generator) - self.padding
         places = shift.unsqueeze(1) + torch.arange(size, device=x.device)
         inside = (places >= 0) & (places < size)
-        mirrored = (size - 1) - ((size - 1) - places.abs()).abs() if self.mode == "reflect" else places
+        mirrored = (size - 1) - ((size - 1) - places.abs()).abs() if self._fill is Fill.REFLECT else places
         return mirrored.clamp(0, size - 1), inside
 
 

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from whence.engine.options import Option
 from whence.errors import BadOption, one_of
 from whence.training.augment import Augment
 from whence.training.losses import BY_NAME, LossFunction
 from whence.training.schedules import Constant, Schedule, resolve
 
 CONSTANT = Constant()
+
+
+class Optimiser(Option):
+    """Which optimiser of torch trains."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    ADAMW = "adamw"
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", resolve(self.schedule))
-        one_of(self.optimiser, ("sgd", "adam", "adamw"), "optimiser")
+        optimiser = Optimiser.parse(self.optimiser, "optimiser")
         one_of(self.decay, ("all", "weights"), "decay")
         one_of(self.monitor, ("loss", "accuracy"), "monitor")
         if isinstance(self.loss, str):
@@ -52,7 +61,7 @@ class Settings:
             value = getattr(self, name)
             if not (optional if value is None else holds(value)):
                 raise BadOption(f"{name}={value!r} is not {bound}.")
-        if self.nesterov and (self.optimiser != "sgd" or not self.momentum):
+        if self.nesterov and (optimiser is not Optimiser.SGD or not self.momentum):
             raise BadOption(f"nesterov=True needs sgd with a momentum; here {self.optimiser} with {self.momentum}.")
         if self.augment is not None and self.augment is not False and not isinstance(self.augment, Augment):
             raise BadOption(f"augment={self.augment!r} is not one of whence.zoo.augment (Crop, Flip, Binarise …).")

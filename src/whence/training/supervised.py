@@ -23,7 +23,7 @@ from whence.training.examples import Splits, training_parts
 from whence.training.feed import ExamplesFeed, Feed, as_feed, device_of, outputs_of
 from whence.training.loop import EpochRecord, Plan, Tensors, Trainable, run
 from whence.training.losses import Loss, LossFunction, evaluation_mode, resolve_loss, score
-from whence.training.settings import Settings
+from whence.training.settings import Optimiser, Settings
 from whence.training.step import LossValues
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def make_optimiser(network: nn.Module, settings: Settings) -> torch.optim.Optimi
     decayed, others = [p for p in params if p.dim() >= smallest], [p for p in params if p.dim() < smallest]
     groups = [{"params": ps, "weight_decay": w} for ps, w in ((decayed, settings.weight_decay), (others, 0.0)) if ps]
     fused = all(p.is_cuda and p.is_floating_point() for p in params) or None
-    return OPTIMISERS[settings.optimiser](groups, settings, fused)
+    return OPTIMISERS[Optimiser(settings.optimiser)](groups, settings, fused)
 
 
 def _sgd(groups: Groups, settings: Settings, fused: bool | None) -> torch.optim.Optimizer:
@@ -325,10 +325,10 @@ def _adamw(groups: Groups, settings: Settings, fused: bool | None) -> torch.opti
     return torch.optim.AdamW(groups, settings.lr, fused=fused)
 
 
-OPTIMISERS: dict[str, Callable[[Groups, Settings, bool | None], torch.optim.Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
+OPTIMISERS: dict[Optimiser, Callable[[Groups, Settings, bool | None], torch.optim.Optimizer]] = {
+    Optimiser.SGD: _sgd,
+    Optimiser.ADAM: _adam,
+    Optimiser.ADAMW: _adamw,
 }
 DECAYED = {"all": 0, "weights": 2}  # dimensions from which a parameter is decayed
 

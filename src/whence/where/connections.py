@@ -20,7 +20,7 @@ from whence.linalg.spectral import KroneckerSpectral, basis_times, times_basis, 
 from whence.predictive.project import shared_rows
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients
-from whence.recording.units import Units, units_of
+from whence.recording.units import UnitKind, Units, units_of
 from whence.where.one_pass import ColumnPass, per_weight
 from whence.where.question import Question
 
@@ -65,7 +65,7 @@ def connections_of(block: Block, units: Units) -> Connections | None:
     if form is None:
         index = torch.cat([torch.full((p.numel,), i) for i, p in enumerate(block.params)])
         return Connections(tuple(p.name.rpartition(".")[2] for p in block.params), index)
-    if units.kind == "head":
+    if units.kind is UnitKind.HEAD:
         return _connections_of_heads(block, units)
     kernel = math.prod(first.shape[2:]) if form.inputs else 1
     sources = form.inputs // kernel

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from whence.engine.batches import from_numpy, is_pair
 from whence.engine.memory import remembered
-from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice, one_of
+from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
@@ -34,7 +34,7 @@ from whence.predictive.linearised_draws import Probes, check_probes
 from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import Table, text
 from whence.where.one_pass import shares
-from whence.where.p_values import COMBINATIONS, Combination, combined, conformal
+from whence.where.p_values import Combination, Combine, combined, conformal
 from whence.where.question import ProbesOption, Question
 from whence.where.shares import fraction_left
 
@@ -145,7 +145,7 @@ def novelty(
     ``"smallest"`` takes the smallest, and ``"cauchy"`` is between the two. ``probes``: random output columns,
     the same for all inputs, as for :meth:`whence.Laplace.where`; a reference has its own.
     """
-    one_of(combine, COMBINATIONS, "combine")
+    chosen = Combine.asked(combine)
     known = posterior.reference if reference is None else reference
     if known is None:
         raise NotDefined(
@@ -157,10 +157,10 @@ def novelty(
     else:
         known = reference_of(posterior, known, probes=probes)
     unexplained, _ = unexplained_by_layer(posterior, x, known.precision_for(posterior), known.probes or "exact")
-    return novelty_given(known, unexplained, combine)
+    return novelty_given(known, unexplained, chosen)
 
 
-def novelty_given(known: Reference, unexplained: Tensor, combine: Combination = "auto") -> Novelty:
+def novelty_given(known: Reference, unexplained: Tensor, combine: Combine = Combine.GAUSS) -> Novelty:
     """The novelty of inputs whose unexplained variance [N, B] is known."""
     score, p_value = combined(known.unexplained, unexplained, combine)
     return Novelty(
@@ -170,7 +170,7 @@ def novelty_given(known: Reference, unexplained: Tensor, combine: Combination = 
         score=score,
         p_value=p_value,
         reference=known,
-        combine="gauss" if combine == "auto" else combine,
+        combine=combine.value,
     )
 
 

@@ -18,6 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whence.engine.options import Option
+
 Combination = Literal["auto", "gauss", "fisher", "smallest", "cauchy"]
 TAIL = 0.1  # fraction of the reference that the tail is fitted to
 ROUNDING = 1e-6  # relative difference of unexplained below which values are ties
@@ -28,18 +30,33 @@ SHRINKAGE = 0.2  # smallest shrinkage of correlations; more if there are few inp
 STEPS = 300
 
 
+class Combine(Option):
+    """How layers become one score."""
+
+    AUTO = "auto"
+    GAUSS = "gauss"
+    FISHER = "fisher"
+    SMALLEST = "smallest"
+    CAUCHY = "cauchy"
+
+    @classmethod
+    def asked(cls, combine: str) -> Combine:
+        chosen = cls.parse(combine, "combine")
+        return cls.GAUSS if chosen is cls.AUTO else chosen
+
+
 def conformal(reference: Tensor, values: Tensor) -> Tensor:
     """P-values (1 + #{reference ≥ value}) / (n + 1), from [n, B] and [N, B] → [N, B] (Bates et al. 2023)."""
     return (1 + _at_least(reference, values)).double() / (len(reference) + 1)
 
 
-def combined(reference: Tensor, values: Tensor, how: Combination) -> tuple[Tensor, Tensor]:
+def combined(reference: Tensor, values: Tensor, how: Combine) -> tuple[Tensor, Tensor]:
     """One score [N] for the values of all layers [N, B], higher where they are more unusual, and its p-value [N]."""
     own, scores = reference_scores(reference, values, how)
     return scores, conformal(own.unsqueeze(1), scores.unsqueeze(1)).squeeze(1)
 
 
-def reference_scores(reference: Tensor, values: Tensor, how: Combination) -> tuple[Tensor, Tensor]:
+def reference_scores(reference: Tensor, values: Tensor, how: Combine) -> tuple[Tensor, Tensor]:
     """Scores of the reference inputs [n], each computed without itself, and of the values [N]."""
     tail = Tail.of(reference)
     return COMBINATIONS[how](tail.evidence_of_reference(), tail.evidence(values))
@@ -169,10 +186,9 @@ def _correlation(z: Tensor, shrinkage: float) -> Tensor:
     return ((1 - shrinkage) * (scaled.mT @ scaled / len(z))).fill_diagonal_(1)
 
 
-COMBINATIONS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "auto": gauss,
-    "gauss": gauss,
-    "fisher": lambda own, given: (fisher(own), fisher(given)),
-    "smallest": lambda own, given: (smallest(own), smallest(given)),
-    "cauchy": lambda own, given: (cauchy(own), cauchy(given)),
+COMBINATIONS: dict[Combine, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    Combine.GAUSS: gauss,
+    Combine.FISHER: lambda own, given: (fisher(own), fisher(given)),
+    Combine.SMALLEST: lambda own, given: (smallest(own), smallest(given)),
+    Combine.CAUCHY: lambda own, given: (cauchy(own), cauchy(given)),
 }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from whence.posteriors.dropout import Dropout
 
 DRAWS = 64
+SITE = "dropout"  # the kind of row that is no layer but a place where something is dropped
 
 
 @torch.inference_mode(False)
@@ -65,14 +66,14 @@ def where_dropout(posterior: Dropout, x: Any) -> Where:
     """Shares by dropout site, with masks at one site only."""
     sites = posterior.sites(x)
     if x is None:
-        return Where([LayerRow(name, "dropout") for name in sites], posterior)
+        return Where([LayerRow(name, SITE) for name in sites], posterior)
 
     @torch.no_grad()
     def outputs(chosen: Iterable[str]) -> Tensor:
         return posterior.draw_sites(DRAWS, set(chosen), generator=torch.Generator().manual_seed(0)).outputs(x)
 
     own = sampled_shares({name: [name] for name in sites}, sites, outputs, posterior.likelihood)
-    rows = [LayerRow(name, "dropout", **_columns(own, None, place)) for place, name in enumerate(sites)]
+    rows = [LayerRow(name, SITE, **_columns(own, None, place)) for place, name in enumerate(sites)]
     return Where(rows, posterior, x, interaction=own.interaction)
 
 

@@ -7,7 +7,7 @@ them. Index legend: O layer outputs, C channels of the layer that a flow comes f
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from enum import Enum, auto
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,8 +18,17 @@ from whence.errors import BadData, UnsupportedLayer, notice
 from whence.extras.pruning import graph
 from whence.extras.pruning.graph import MATRIX, NORM, TRANSPOSED, TracedNetwork, by_unit, trace, units_of
 
-Layout = Literal["spatial", "features", "rows", "tiles"]
-FLATTENED: dict[Layout, Layout] = {"spatial": "rows", "features": "tiles"}
+
+class Layout(Enum):
+    """Where the channels are in a tensor."""
+
+    SPATIAL = auto()  # the first dimension, before positions
+    FEATURES = auto()  # the last
+    ROWS = auto()  # flattened: the positions of a channel are contiguous
+    TILES = auto()  # flattened: the channels of a position are
+
+
+FLATTENED = {Layout.SPATIAL: Layout.ROWS, Layout.FEATURES: Layout.TILES}
 
 
 @torch.inference_mode(False)
@@ -75,17 +84,17 @@ class Flow:
     source: str  # the layer
     constant: Tensor  # whether a channel is the same number everywhere and for every input, [C]
     value: Tensor  # that number; 0 elsewhere, [C] in float64
-    layout: Layout  # channels first, last, or flattened with contiguous or strided features
+    layout: Layout
 
     def widen(self, channels: Tensor, inputs: int) -> Tensor:
         """Expand values per channel [C] to values per input [I] of the next layer."""
         times = inputs // len(channels)
-        return channels.repeat(times) if self.layout == "tiles" else channels.repeat_interleave(times)
+        return channels.repeat(times) if self.layout is Layout.TILES else channels.repeat_interleave(times)
 
     def narrow(self, used: Tensor) -> Tensor:
         """Which channels [C] have any of the inputs [I]."""
         count = len(self.constant)
-        return used.reshape(-1, count).any(0) if self.layout == "tiles" else used.reshape(count, -1).any(1)
+        return used.reshape(-1, count).any(0) if self.layout is Layout.TILES else used.reshape(count, -1).any(1)
 
 
 @dataclass(frozen=True)
@@ -158,13 +167,13 @@ def _through_operation(
     if graph.is_pointwise(node, module):
         return _pointwise(node, module, flow)
     if graph.is_pool(node, module):
-        fits = flow.layout == "spatial" and (graph.keeps_constants(node, module) or not bool(flow.value.any()))
+        fits = flow.layout is Layout.SPATIAL and (graph.keeps_constants(node, module) or not bool(flow.value.any()))
         return flow if fits else None
     if graph.is_flatten(node, module):
         return replace(flow, layout=FLATTENED.get(flow.layout, flow.layout))
-    if graph.is_spatial_mean(node) and flow.layout == "spatial":
-        return replace(flow, layout="features")
-    if isinstance(module, NORM) and flow.layout in ("spatial", "features"):
+    if graph.is_spatial_mean(node) and flow.layout is Layout.SPATIAL:
+        return replace(flow, layout=Layout.FEATURES)
+    if isinstance(module, NORM) and flow.layout in FLATTENED:
         alone = traced.calls(module) == 1 and module.num_features == len(flow.constant)
         if alone and module.running_mean is not None:
             found.norms.setdefault(flow.source, []).append(module)
@@ -225,10 +234,10 @@ def _fits(layer: nn.Module, flow: Flow) -> bool:
     """Whether the inputs of the layer are the channels of the flow."""
     channels = len(flow.constant)
     if not isinstance(layer, nn.Linear):
-        return flow.layout == "spatial" and bool(layer.in_channels == channels)
-    if flow.layout in ("rows", "tiles"):
+        return flow.layout is Layout.SPATIAL and bool(layer.in_channels == channels)
+    if flow.layout in FLATTENED.values():
         return layer.in_features % channels == 0
-    return flow.layout == "features" and layer.in_features == channels
+    return flow.layout is Layout.FEATURES and layer.in_features == channels
 
 
 def _outflow(name: str, layer: nn.Module, flow: Flow | None) -> Flow:
@@ -243,7 +252,7 @@ def _outflow(name: str, layer: nn.Module, flow: Flow | None) -> Flow:
         value = flow.widen(flow.value, inputs)
         shift = weight.sum(2) @ value
         constant &= ~_uneven(layer, weight, value).any(1)
-    layout: Layout = "features" if isinstance(layer, nn.Linear) else "spatial"
+    layout = Layout.FEATURES if isinstance(layer, nn.Linear) else Layout.SPATIAL
     return Flow(name, constant, torch.where(constant, _shifted_bias(layer, shift), 0.0), layout)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.engine.batches import from_numpy, is_pair
+from whence.engine.options import Option
 from whence.engine.progress import progress_bar
 from whence.errors import BadData, BadOption, NotDefined, fraction, one_of, whole_number
 from whence.extras.robustness.attacks import Attack, AttackOptions, classes_of, one_tensor, placed, step_size
@@ -59,6 +60,13 @@ class RobustnessRow:
         if name == "step":
             return f"{value:g}"
         return "" if value is None else f"{value:.3f}" if error is None else f"{value:.3f} ±{error:.3f}"
+
+
+class AttackKind(Option):
+    """Away from a class, or towards one."""
+
+    UNTARGETED = "untargeted"
+    TARGETED = "targeted"
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,7 +119,7 @@ class Robustness:
 
     def fooled(self, share: float = 0.99) -> int | None:
         """The first update after which at least ``share`` of the inputs are predicted as the target; None if never."""
-        if self.attack != "targeted":
+        if AttackKind(self.attack) is not AttackKind.TARGETED:
             raise NotDefined("an untargeted attack has no target class; see half().")
         fraction(share, "share", one=True)
         return next((int(r.step) for r in self.rows if r.target is not None and r.target >= share), None)

@@ -13,29 +13,49 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from whence.engine.options import Option
 from whence.engine.randomness import derived_seed, example_uniform
 from whence.errors import UnsupportedLayer
 from whence.recording.attention import attention
 
-PLAIN = ("dropout", "native_dropout")
-FEATURES = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout")
-ALPHA = ("alpha_dropout", "feature_alpha_dropout")
-NAMES = {*PLAIN, *FEATURES, *ALPHA}
-UNBATCHED = {("dropout1d", 2), ("dropout3d", 4)}  # numbers of dimensions for which torch reads the first as features
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+class Function(Option):
+    """The torch functions that drop something, by name."""
+
+    DROPOUT = "dropout"
+    NATIVE = "native_dropout"
+    DROPOUT1D = "dropout1d"
+    DROPOUT2D = "dropout2d"
+    DROPOUT3D = "dropout3d"
+    FEATURE = "feature_dropout"
+    ALPHA = "alpha_dropout"
+    FEATURE_ALPHA = "feature_alpha_dropout"
+    ATTENTION = "scaled_dot_product_attention"
+    LSTM = "lstm"
+    GRU = "gru"
+    RNN_TANH = "rnn_tanh"
+    RNN_RELU = "rnn_relu"
+
+
+FEATURES = (Function.DROPOUT1D, Function.DROPOUT2D, Function.DROPOUT3D, Function.FEATURE)
+ALPHA = (Function.ALPHA, Function.FEATURE_ALPHA)
+RECURRENT = (Function.LSTM, Function.GRU, Function.RNN_TANH, Function.RNN_RELU)
+CALLED = {f.value: f for f in (Function.DROPOUT, Function.NATIVE, *FEATURES, *ALPHA)}  # on their own
+# Numbers of dimensions for which torch reads the first as features.
+UNBATCHED = {(Function.DROPOUT1D, 2), (Function.DROPOUT3D, 4)}
 
 
 @dataclass(frozen=True)
 class Call:
     """One dropout: the function, and its rate."""
 
-    kind: str
+    kind: Function
     rate: float
 
     @property
     def features(self) -> bool:
         """Whether whole features are dropped: one decision for all dimensions after the second."""
-        return self.kind in FEATURES or self.kind == "feature_alpha_dropout"
+        return self.kind in FEATURES or self.kind is Function.FEATURE_ALPHA
 
 
 class DropoutMode(TorchFunctionMode):
@@ -55,25 +75,25 @@ class DropoutMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name.rstrip("_") in NAMES:
+        if name.rstrip("_") in CALLED:
             return self._dropout(name, *args, **kwargs)
         if name == "multi_head_attention_forward":
             return self._heads(func, *args, **kwargs)
-        if name == "scaled_dot_product_attention" and _given(args, kwargs, 4, "dropout_p") > 0:
+        if name == Function.ATTENTION.value and _given(args, kwargs, 4, "dropout_p") > 0:
             return self._attention(*args, **kwargs)
         if name in RECURRENT:
-            return self._recurrent(func, name, args, kwargs)
+            return self._recurrent(func, Function(name), args, kwargs)
         return func(*args, **kwargs)
 
-    def _site(self, x: Tensor, kind: str, rate: float) -> Tensor:
+    def _site(self, x: Tensor, kind: Function, rate: float) -> Tensor:
         rate = float(rate) if self.p is None else self.p
         return self.drop(x, Call(kind, rate)) if rate > 0 else x
 
     def _dropout(self, name: str, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-        x = named["input"]
-        out = self._site(x, name.rstrip("_"), named.get("p", 0.5))
-        if name == "native_dropout":
+        x, kind = named["input"], CALLED[name.rstrip("_")]
+        out = self._site(x, kind, named.get("p", 0.5))
+        if kind is Function.NATIVE:
             return out, torch.ones_like(x, dtype=torch.bool)
         if (named.get("inplace", False) or name.endswith("_")) and out is not x:
             return x.copy_(out)
@@ -108,9 +128,9 @@ class DropoutMode(TorchFunctionMode):
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             scores = scores + attn_mask
-        return self._site(scores.softmax(-1), "scaled_dot_product_attention", dropout_p) @ value
+        return self._site(scores.softmax(-1), Function.ATTENTION, dropout_p) @ value
 
-    def _recurrent(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _recurrent(self, func: Callable[..., Any], kind: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         if len(args) != 9 or kwargs:
             return func(*args, **kwargs)
         packed = not isinstance(args[3], bool)  # (data, batch_sizes, start, weights, bias, layers, rate, …)
@@ -119,15 +139,15 @@ class DropoutMode(TorchFunctionMode):
             return func(*args)
         if packed:
             raise UnsupportedLayer(
-                f"dropout between the layers of a {name} on packed sequences is not supported; pass padded sequences."
+                f"dropout between the layers of a {kind} on packed sequences is not supported; pass padded sequences."
             )
         x, start, weights, bias, layers, rate, _, both, batch_first = args
-        return self._layers(func, name, x, start, weights, bias, layers, rate, both, batch_first)
+        return self._layers(func, kind, x, start, weights, bias, layers, rate, both, batch_first)
 
     def _layers(
         self,
         func: Callable[..., Any],
-        name: str,
+        kind: Function,
         x: Tensor,
         start: Any,
         weights: list[Tensor],
@@ -143,11 +163,11 @@ class DropoutMode(TorchFunctionMode):
         directions = 2 if both else 1
         ends: list[tuple[Tensor, ...]] = []
         for index in range(layers):
-            x = self._site(x, name, rate) if index else x
+            x = self._site(x, kind, rate) if index else x
             rows = slice(index * directions, (index + 1) * directions)
             first = tuple(s[rows].contiguous() for s in states)
             own = weights[index * each : (index + 1) * each]
-            begin = first if name == "lstm" else first[0]
+            begin = first if kind is Function.LSTM else first[0]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="RNN module weights")  # weights not contiguous on a GPU
                 x, *end = func(x, begin, own, bias, 1, 0.0, False, both, batch_first)

@@ -16,7 +16,7 @@ from whence.engine.batches import Inputs, take
 from whence.engine.contexts import fused_attention_off
 from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network
-from whence.posteriors.dropout.masking import FEATURES, Call, DropoutMode, Masks, dropped
+from whence.posteriors.dropout.masking import FEATURES, Call, DropoutMode, Function, Masks, dropped
 from whence.predictive.serving import Logits
 
 LOOKED_FOR = (
@@ -30,7 +30,7 @@ class Site:
     """One dropout call."""
 
     name: str  # the module's dotted name; for a function, the calling module's and the function's
-    kind: str  # function that is called
+    kind: Function  # that is called
     rate: float  # rate in the network
     dim: int | None  # example dimension; None for tensors shared by all examples (a weight, a position table)
     shape: tuple[int, ...]  # input shape for two examples

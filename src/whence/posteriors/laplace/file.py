@@ -22,7 +22,7 @@ from whence.posteriors.laplace.description import Tuning
 from whence.posteriors.laplace.posterior import Laplace
 from whence.priors import ByParameter, PriorPrecision, Relative, resolve_prior
 from whence.recording.blocks import Block, GradientSource, MatrixForm, Param
-from whence.recording.layout import Inspection, Layout
+from whence.recording.layout import Inspection, Layout, Place
 from whence.recording.plan import Plan
 from whence.recording.recorder import Ref
 from whence.recording.roles import Description, Role
@@ -189,13 +189,13 @@ def _plain_layouts(plan: Plan) -> list[Any]:
     listed = []
     for (rule, weight, bias, nth), layout in plan.layouts.items():
         refs = [None if r is None else [r.name, r.start, r.stop, r.rows, r.offset] for r in (weight, bias)]
-        listed.append([rule, *refs, nth, layout.kind, layout.dim])
+        listed.append([rule, *refs, nth, layout.place.value, layout.dim])
     return listed
 
 
 def _inspection(layouts: list[Any]) -> Inspection:
     found = Inspection()
-    for rule, weight, bias, nth, kind, dim in layouts:
+    for rule, weight, bias, nth, place, dim in layouts:
         key = (rule, None if weight is None else Ref(*weight), None if bias is None else Ref(*bias), nth)
-        found.layouts[key] = Layout(kind, dim)
+        found.layouts[key] = Layout(Place(place), dim)
     return found

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from whence.curvature.options import CurvatureKind
 from whence.curvature.products import Products, Vector
+from whence.engine.options import Option
 from whence.engine.progress import progress_bar
 from whence.engine.randomness import derived_seed, seed_from
-from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice, one_of
+from whence.errors import BadOption, NotDefined, TooLarge, is_out_of_memory, notice
 from whence.functional import refuse_batch_statistics
 from whence.posteriors.unstructured.posterior import Solved, Unstructured, exact
 from whence.posteriors.unstructured.solver import Preconditioner, solve
@@ -26,8 +27,14 @@ from whence.posteriors.unstructured.solver import Preconditioner, solve
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
-PRECONDITIONERS = ("prior", "structure")
 VECTORS = 8  # vectors per draw that the solver keeps
+
+
+class SolvedNear(Option):
+    """What preconditions the solver: Δ alone, or the structured posterior too."""
+
+    PRIOR = "prior"
+    STRUCTURE = "structure"
 
 
 @torch.inference_mode(False)
@@ -43,7 +50,7 @@ def unstructured(
 ) -> Unstructured:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.unstructured`."""
     _check(num_samples, tolerance, max_iterations)
-    one_of(preconditioner, PRECONDITIONERS, "preconditioner")
+    near = SolvedNear.parse(preconditioner, "preconditioner")
     products = products_of(posterior, data)
     start = time.perf_counter()
     with progress_bar(label="draws", unit="product", shown=progress) as bar:
@@ -59,7 +66,7 @@ def unstructured(
                 num_samples,
                 tolerance,
                 max_iterations,
-                preconditioner,
+                near,
                 seed_from(generator),
                 report,
             )
@@ -114,7 +121,7 @@ def _drawn(
     count: int,
     tolerance: float,
     max_iterations: int,
-    preconditioner: str,
+    near: SolvedNear,
     seed: int,
     report: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
@@ -128,7 +135,7 @@ def _drawn(
     def times(w: Tensor) -> Tensor:
         return scale * half * products.times(w * half)
 
-    nearby = None if preconditioner == "prior" else _structure(posterior)
+    nearby = None if near is SolvedNear.PRIOR else _structure(posterior)
     found = solve(times, c, tolerance, max_iterations, nearby, report)
     solved = {
         "iterations": found.iterations,
@@ -137,7 +144,7 @@ def _drawn(
         "effective": tuple(found.energies.tolist()),
         "converged": found.converged,
         "examples": products.seen,
-        "preconditioner": preconditioner,
+        "preconditioner": near.value,
     }
     return found.x * half, solved
 

@@ -66,6 +66,10 @@ class Point:
     words: Sentence
     tone: Tone
 
+    @property
+    def is_good(self) -> bool:
+        return self.tone == "good"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -133,6 +137,10 @@ class DeferralRule:
     answers: Literal["all", "some", "none"]
     validation: Chosen
     test: Reached
+
+    @property
+    def by_coverage(self) -> bool:
+        return self.aim == "coverage"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from whence.likelihoods import TaskKind
 from whence.report.record.common import (
     Bins,
     Count,
@@ -127,7 +128,7 @@ class Compared:
     @property
     def has_labels(self) -> bool:
         """Whether a prediction is right or wrong, so that errors are rates."""
-        return self.task in ("classification", "binary")
+        return TaskKind(self.task).has_labels
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,14 @@ class Node:
     layer: LayerName | None
     unit: int | None
 
+    @property
+    def is_layer(self) -> bool:
+        return self.level == "layer"
+
+    @property
+    def is_unit(self) -> bool:
+        return self.level == "unit"
+
 
 @dataclass(frozen=True)
 class View:

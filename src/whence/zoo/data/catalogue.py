@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 from whence.errors import one_of
-from whence.zoo.data.description import Description, File
+from whence.zoo.data.description import Description, File, Source
 
 _IDX = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
         "t10k-labels-idx1-ubyte.gz")  # fmt: skip
@@ -75,7 +75,7 @@ _NOTMNIST = _idx(
 def _like_mnist() -> list[Description]:
     def make(name: str, title: str, files: tuple[tuple[File, ...], tuple[File, ...]], **more: object) -> Description:
         values: dict[str, object] = {
-            "name": name, "title": title, "task": "classification", "kind": "idx", "shape": (1, 28, 28),
+            "name": name, "title": title, "task": "classification", "kind": Source.IDX, "shape": (1, 28, 28),
             "train": 60_000, "test": 10_000, "classes": _DIGITS, "validation": 5000,
             "train_files": files[0], "test_files": files[1],
             "get": f"{', '.join(_IDX)} from {files[0][0].urls[0].rsplit('/', 1)[0]}/",
@@ -140,9 +140,9 @@ def _emnist() -> list[Description]:
         ]
         found.append(
             Description(
-                f"emnist-{split}", f"handwritten characters of NIST, {split}", "classification", "idx", (1, 28, 28),
-                train, test, "none stated; cite Cohen et al. 2017 (NIST)", f"gzip.zip from {archive.urls[0]}",
-                classes=classes, validation=5000, archive=archive,
+                f"emnist-{split}", f"handwritten characters of NIST, {split}", "classification", Source.IDX,
+                (1, 28, 28), train, test, "none stated; cite Cohen et al. 2017 (NIST)",
+                f"gzip.zip from {archive.urls[0]}", classes=classes, validation=5000, archive=archive,
                 folders=("emnist", "EMNIST/raw", "emnist/gzip", "EMNIST/raw/gzip"),
                 train_files=tuple(files[:2]), test_files=tuple(files[2:]),
                 note="rotated upright; they are rotated and mirrored in the files",
@@ -169,7 +169,7 @@ def _colour() -> list[Description]:
     common = {"task": "classification", "shape": (3, 32, 32), "validation": 5000}
     entries: list[dict[str, object]] = [
         {
-            "name": "cifar10", "title": "small photographs of ten kinds of things", "kind": "cifar",
+            "name": "cifar10", "title": "small photographs of ten kinds of things", "kind": Source.CIFAR,
             "train": 50_000, "test": 10_000, "classes": _CIFAR10, "aliases": ("cifar-10",),
             "licence": _CIFAR_LICENCE, "get": f"{ten} (the binary version) from {_CIFAR_URL}{ten}",
             "folders": ("cifar10", "cifar10/cifar-10-batches-bin", "cifar-10-batches-bin", "."),
@@ -177,7 +177,7 @@ def _colour() -> list[Description]:
             "archive": File(ten, md5="c32a1d4ab5d03f1284b67883e8d87530", urls=(_CIFAR_URL + ten,)),
         },
         {
-            "name": "cifar10-subset", "title": "the first images of CIFAR-10", "kind": "npz", "train": 20_000,
+            "name": "cifar10-subset", "title": "the first images of CIFAR-10", "kind": Source.NPZ, "train": 20_000,
             "test": 5000, "classes": _CIFAR10, "licence": _CIFAR_LICENCE, "folders": (".",), "validation": 2000,
             "get": "CIFAR-10 and save x_train, y_train, x_test, y_test (uint8, NHWC) in cifar10.npz",
             "train_files": (File("cifar10.npz"),), "test_files": (File("cifar10.npz"),),
@@ -186,7 +186,7 @@ def _colour() -> list[Description]:
             "note": f"the first 20,000 training and 5,000 test images of CIFAR-10, official order; {subset}",
         },
         {
-            "name": "cifar100", "title": "small photographs of a hundred kinds of things", "kind": "cifar",
+            "name": "cifar100", "title": "small photographs of a hundred kinds of things", "kind": Source.CIFAR,
             "train": 50_000, "test": 10_000, "classes": _CIFAR100, "aliases": ("cifar-100",),
             "licence": _CIFAR_LICENCE, "get": f"{hundred} (the binary version) from {_CIFAR_URL}{hundred}",
             "folders": ("cifar100", "cifar100/cifar-100-binary", "cifar-100-binary"),
@@ -195,7 +195,7 @@ def _colour() -> list[Description]:
             "archive": File(hundred, md5="03b5dce01913d631647c71ecec9e9cb8", urls=(_CIFAR_URL + hundred,)),
         },
         {
-            "name": "svhn", "title": "house numbers, cropped to one digit", "kind": "svhn", "train": 73_257,
+            "name": "svhn", "title": "house numbers, cropped to one digit", "kind": Source.SVHN, "train": 73_257,
             "test": 26_032, "classes": _DIGITS, "licence": "non-commercial use only (Netzer et al. 2011)",
             "get": f"train_32x32.mat and test_32x32.mat from {house}", "folders": ("svhn", "SVHN"),
             "train_files": (File("train_32x32.mat", md5="e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -205,8 +205,9 @@ def _colour() -> list[Description]:
             "train_optional": True,
         },
         {
-            "name": "svhn-recropped", "title": "house numbers, cropped again", "kind": "npz", "train": 0, "test": 5000,
-            "classes": _DIGITS, "licence": "non-commercial use only (Netzer et al. 2011)", "folders": (".",),
+            "name": "svhn-recropped", "title": "house numbers, cropped again", "kind": Source.NPZ, "train": 0,
+            "test": 5000, "classes": _DIGITS, "licence": "non-commercial use only (Netzer et al. 2011)",
+            "folders": (".",),
             "get": "the full-number test pictures of SVHN and save crops as x_test (uint8, NHWC), y_test in svhn.npz",
             "test_files": (File("svhn.npz"),),
             "data_sha256": "f3b7f4614ac3f9bae6c15e8676585db99c9a9d3882e3d563ae37ddb6464be8d0", "validation": 0,
@@ -284,7 +285,7 @@ def _regression() -> list[Description]:
         test = round(0.1 * examples)
         found.append(
             Description(
-                f"uci/{short}", title, "regression", "uci-regression", (columns,), examples - test, test,
+                f"uci/{short}", title, "regression", Source.UCI_REGRESSION, (columns,), examples - test, test,
                 "DELVE" if short == "kin8nm" else _UCI,
                 f"{_CLONE} with git clone",
                 aliases=() if short == "wine" else (short,),
@@ -303,7 +304,7 @@ def _classification() -> list[Description]:
         file = f"{short.replace('-', '_')}.npz"
         found.append(
             Description(
-                f"uci/{short}", title, "classification", "uci-classification", (columns,), examples - part, part,
+                f"uci/{short}", title, "classification", Source.UCI_CLASSIFICATION, (columns,), examples - part, part,
                 _UCI, f"the data folder of https://github.com/AlexImmer/BNN-predictions and save X, y in {file}",
                 classes=tuple(map(str, range(classes))), validation=part,
                 aliases=() if short == "breast-cancer" else (short,),
@@ -317,7 +318,7 @@ def _classification() -> list[Description]:
 def _small() -> list[Description]:
     return [
         Description(
-            name, title, "classification", "sklearn", shape, examples - _held_out(examples), _held_out(examples),
+            name, title, "classification", Source.SKLEARN, shape, examples - _held_out(examples), _held_out(examples),
             "comes with scikit-learn (BSD)", "scikit-learn: pip install 'whence[zoo]'", classes=classes,
             validation=_held_out(examples), scale=16.0, note=_SPLIT_NOTE,
         )
@@ -327,17 +328,17 @@ def _small() -> list[Description]:
 
 _TOYS = (
     Description(
-        "cubic", "a noisy cubic in one dimension", "regression", "toy", (1,), 20, 100, "none needed", "nothing",
+        "cubic", "a noisy cubic in one dimension", "regression", Source.TOY, (1,), 20, 100, "none needed", "nothing",
         validation=20,
         note="y = x³ + noise of std 3, x uniform in (-4, 4), Ritter et al. 2018; test: x³ on a grid in (-6, 6)",
     ),
     Description(
-        "two-moons", "two half circles", "classification", "toy", (2,), 500, 500, "none needed", "nothing",
+        "two-moons", "two half circles", "classification", Source.TOY, (2,), 500, 500, "none needed", "nothing",
         classes=("upper", "lower"), validation=100, aliases=("moons",),
         note="drawn by the seed; noise=0.1 is the deviation of the points from the half circles",
     ),
     Description(
-        "snelson", "points on a smooth curve in one dimension", "regression", "csv", (1,), 200, 0,
+        "snelson", "points on a smooth curve in one dimension", "regression", Source.CSV, (1,), 200, 0,
         "none stated; cite Snelson and Ghahramani 2006",
         "notebooks/snelson.csv of https://github.com/activatedgeek/simplex-gp",
         folders=("snelson", "."), aliases=("snelson-1d",),

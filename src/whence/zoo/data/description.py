@@ -9,9 +9,24 @@ from typing import Any
 
 import torch
 
+from whence.engine.options import Option
 from whence.training.examples import Examples, Splits
 
 PARTS = ("train", "validation", "test")
+
+
+class Source(Option):
+    """How a data set is published, and so how it is read."""
+
+    IDX = "idx"
+    CIFAR = "cifar"
+    SVHN = "svhn"
+    NPZ = "npz"
+    SKLEARN = "sklearn"
+    UCI_CLASSIFICATION = "uci-classification"
+    UCI_REGRESSION = "uci-regression"
+    TOY = "toy"
+    CSV = "csv"
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,7 @@ class Description:
     name: str
     title: str
     task: str  # classification or regression
-    kind: str  # which reader
+    kind: Source
     shape: tuple[int, ...]  # of one input
     train: int  # examples to train on, validation included
     test: int

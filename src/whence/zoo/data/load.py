@@ -15,12 +15,12 @@ from whence.errors import BadFile, BadOption, need
 from whence.training.examples import Examples
 from whence.zoo.data import sources, splits, toys
 from whence.zoo.data.catalogue import KNOWN, SMALLER, describe
-from whence.zoo.data.description import PARTS, DataSet, Description
+from whence.zoo.data.description import PARTS, DataSet, Description, Source
 from whence.zoo.data.files import Store, obtain, obtainable
 from whence.zoo.data.sources import Arrays, SplitRequest
 
-PUBLISHED_PARTS = ("idx", "cifar", "svhn")  # kinds with separate files for training and test
-TABLES = ("sklearn", "uci-classification", "uci-regression")
+PUBLISHED_PARTS = (Source.IDX, Source.CIFAR, Source.SVHN)  # kinds with separate files for training and test
+TABLES = (Source.SKLEARN, Source.UCI_CLASSIFICATION, Source.UCI_REGRESSION)
 
 
 def load(
@@ -47,7 +47,7 @@ def load(
     With ``test_only`` the files of the training part are neither read nor needed: for out-of-distribution inputs.
     """
     about = describe(name)
-    if (split or gap) and about.kind != "uci-regression":
+    if (split or gap) and about.kind is not Source.UCI_REGRESSION:
         raise BadOption(f"{about.name} has no published splits; omit split and gap, and choose a seed.")
     if noise is not None and about.name not in toys.NOISE:
         raise BadOption(f"{about.name} has no noise option; only {' and '.join(sorted(toys.NOISE))} do.")
@@ -207,7 +207,7 @@ def datasets(root: str | Path | None = None) -> KnownSets:
 
 
 def _found(about: Description, root: str | Path | None) -> str:
-    if about.kind == "sklearn":
+    if about.kind is Source.SKLEARN:
         return "with scikit-learn"
     if not about.files:
         return "drawn"

@@ -10,7 +10,7 @@ import numpy as np
 
 from whence.errors import BadFile, BadOption, need
 from whence.zoo.data import readers, splits, toys
-from whence.zoo.data.description import PARTS, Description
+from whence.zoo.data.description import PARTS, Description, Source
 from whence.zoo.data.files import Content, Store
 from whence.zoo.data.splits import Rows
 
@@ -46,7 +46,7 @@ def read(store: Store, request: SplitRequest) -> Arrays:
 
 def _images(store: Store, request: SplitRequest) -> Arrays:
     about = store.description
-    train, test, paths = _npz_images(store) if about.kind == "npz" else _image_files(store)
+    train, test, paths = _npz_images(store) if about.kind is Source.NPZ else _image_files(store)
     parts = {"test": test}
     if train is not None:
         rows, held = splits.split_off(np.arange(len(train[1])), request.validation, request.seed)
@@ -57,7 +57,7 @@ def _images(store: Store, request: SplitRequest) -> Arrays:
 def _image_files(store: Store) -> tuple[Pair | None, Pair, tuple[Path, ...]]:
     """The training and test parts; None if the training files are missing."""
     about = store.description
-    reader = {"idx": _idx, "cifar": _cifar, "svhn": _svhn}[about.kind]
+    reader = {Source.IDX: _idx, Source.CIFAR: _cifar, Source.SVHN: _svhn}[about.kind]
     with_train = bool(about.train_files) and (not about.train_optional or store.has(about.train_files))
     contents = store.read(about.files if with_train else about.test_files)  # read an archive only once
     first = len(contents) - len(about.test_files)
@@ -143,7 +143,7 @@ def _taken(pair: Pair, rows: np.ndarray) -> Pair:
 def table(store: Store) -> tuple[np.ndarray, np.ndarray, tuple[Path, ...]]:
     """All rows of a set: from scikit-learn, its npz file, or a clone of the repository of splits."""
     about = store.description
-    if about.kind == "sklearn":
+    if about.kind is Source.SKLEARN:
         loader = getattr(need("sklearn.datasets", "zoo"), f"load_{about.name.replace('-', '_')}")
         x, y = loader(return_X_y=True)
         x = x.reshape(-1, *about.shape)
@@ -224,7 +224,8 @@ def _snelson(store: Store, request: SplitRequest) -> Arrays:
     return Arrays({"train": _taken(pair, rows), "validation": _taken(pair, held)}, (content.path,))
 
 
-SOURCES: dict[str, Callable[[Store, SplitRequest], Arrays]] = {
-    "idx": _images, "cifar": _images, "svhn": _images, "npz": _images, "sklearn": _split_table,
-    "uci-classification": _split_table, "uci-regression": _regression, "toy": _toy, "csv": _snelson,
+SOURCES: dict[Source, Callable[[Store, SplitRequest], Arrays]] = {
+    Source.IDX: _images, Source.CIFAR: _images, Source.SVHN: _images, Source.NPZ: _images,
+    Source.SKLEARN: _split_table, Source.UCI_CLASSIFICATION: _split_table, Source.UCI_REGRESSION: _regression,
+    Source.TOY: _toy, Source.CSV: _snelson,
 }  # fmt: skip
