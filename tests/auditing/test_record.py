@@ -212,7 +212,9 @@ def test_a_posterior_can_be_audited_without_its_training_data(plain: Made) -> No
     given, audit = plain
     again = whence.audit(audit.posterior, test=given.test, ood=given.ood, progress=False, inputs=2)
     assert again.posterior is audit.posterior
-    assert again.record["quality"]["metrics"] == audit.record["quality"]["metrics"]
+    beside = ("recalibrated", "gain")  # which need the validation data
+    for ours, others in zip(again.record["quality"]["metrics"], audit.record["quality"]["metrics"], strict=True):
+        assert ours == {key: value for key, value in others.items() if key not in beside}
     assert again.record["novelty"] is not None  # its reference was kept from tuning
 
 

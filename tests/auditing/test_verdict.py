@@ -1,12 +1,23 @@
-"""The verdict names a layer only if it leads under weaker and stronger priors too."""
+"""What the verdict says, and how often it is wrong on simulated data."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from whence.auditing.verdict import leading_layer
+import pytest
+import torch
+
+import whence
+from tests.auditing.cases import classification
+from whence.auditing.quality import _by_class
+from whence.auditing.tasks import Labels
+from whence.auditing.verdict import SUMMARIES, Found, _gain, _majority, _with_classes, leading_layer
+from whence.predictive.recalibration import recalibrated
+from whence.report.record.audit import Baseline, Metric, Point, Quality
+from whence.report.record.common import Estimate
 from whence.report.record.sections import Layer, Sensitivity, Shares
 
 
@@ -51,3 +62,94 @@ def test_without_shares_there_is_none() -> None:
     assert leading_layer([], context({})) is None
     found = leading_layer(layers({"a": 1.0}), context({}))  # drawn posteriors have no other priors
     assert found is not None and not found.elsewhere
+
+
+# Classes and guessing
+
+
+def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
+    """Quality of predictions of a rare label whose logits are too large by ``shift``."""
+    gen = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(size, 1, generator=gen, dtype=torch.float64) - 4.0
+    y = (torch.rand(size, 1, generator=gen, dtype=torch.float64) < logits.sigmoid()).long()
+    prediction = SimpleNamespace(probs=(logits + shift).sigmoid())
+    given: Any = SimpleNamespace(task=Labels("binary"), classes=None, seed=0)
+    return Quality((), None, None, (), classes=_by_class(given, prediction, y))
+
+
+def tone(quality: Quality) -> str:
+    return _with_classes(Point("Calibration", "Fine.", "good"), Found(quality)).tone
+
+
+def test_a_label_that_is_predicted_too_often_is_found_and_a_right_one_is_not() -> None:
+    """Logits of a classifier trained with pos_weight=5 are too large by log 5; 100 simulated test sets of each."""
+    good = [tone(binary_quality(0.0, seed)) for seed in range(100)]
+    bad = [tone(binary_quality(math.log(5), seed)) for seed in range(100)]
+    assert good.count("good") >= 95
+    assert bad.count("poor") >= 95
+
+
+def test_the_words_name_the_class_and_its_numbers() -> None:
+    (row,) = binary_quality(math.log(5), 1).classes or ()
+    point = _with_classes(Point("Calibration", "Fine.", "good"), Found(binary_quality(math.log(5), 1)))
+    assert point.words == (
+        f"Fine. It predicts `positive` with a mean probability of {row.predicted:.1%}; its frequency is "
+        f"{row.frequency:.1%}."
+    )
+
+
+def accuracy(value: float, low: float, high: float) -> Metric:
+    found = Estimate(value, low, high, 0.95, 500)
+    return Metric("accuracy", "Accuracy", "higher", "", found, found, None)
+
+
+def test_a_network_that_guessing_beats_is_told_so() -> None:
+    rows = binary_quality(0.0, 0).classes
+    assert rows is not None and rows[0].frequency is not None
+    most = 1 - rows[0].frequency
+    worse = Quality((accuracy(most - 0.05, most - 0.07, most - 0.03),), None, None, (), classes=rows)
+    point = _majority(Found(worse))
+    assert point is not None and point.tone == "poor" and "`not positive`" in point.words
+    as_good = Quality((accuracy(most - 0.01, most - 0.03, most + 0.01),), None, None, (), classes=rows)
+    assert _majority(Found(as_good)) is None
+
+
+# The recalibrated network
+
+
+def test_the_gain_is_judged_against_the_recalibrated_network() -> None:
+    apart = Estimate(-0.2, -0.3, -0.1, 0.95, 500)
+    nothing = Estimate(0.01, -0.01, 0.03, 0.95, 500)
+    nll = Metric("nll", "NLL", "lower", "", apart, apart, apart, apart, nothing)
+    alone = _gain(Found(Quality((nll,), None, None, ())))
+    assert alone is not None and alone.tone == "good" and "the plain network" in alone.words
+    baseline = Baseline("temperature scaling", "temperature 1.7", 300)
+    beside = _gain(Found(Quality((nll,), None, None, (), baseline)))
+    assert beside is not None and beside.tone == "mixed"
+    assert beside.words == (
+        "No significant change in log loss compared with temperature scaling (temperature 1.7) (+0.01 nats, 95% "
+        "interval −0.01 to +0.03)."
+    )
+    assert "Gain from uncertain weights" not in SUMMARIES  # a statement of its own
+
+
+def test_an_audit_compares_with_temperature_scaling() -> None:
+    given = classification()
+    held = given.data()
+    audit = whence.audit(given.model, given.train, **held, sections=["quality"], progress=False)
+    quality = audit.results.quality
+    assert quality is not None and quality.baseline is not None and quality.classes is not None
+    with torch.no_grad():
+        outputs = {name: given.model(held[name][0]) for name in ("validation", "test")}
+    scaled = recalibrated(whence.Categorical(), outputs["validation"], held["validation"][1])
+    assert quality.baseline.words == scaled.words and quality.baseline.inputs == len(held["validation"][1])
+    nll = next(m for m in quality.metrics if m.name == "nll")
+    direct = whence.metrics.nll(scaled.predict(outputs["test"]), held["test"][1])
+    assert nll.recalibrated is not None and nll.recalibrated.value == pytest.approx(float(direct), rel=1e-5)
+    assert nll.gain is not None and nll.bayesian is not None
+    assert nll.gain.value == pytest.approx((nll.bayesian.value or 0) - float(direct), abs=1e-5)
+    assert [row.name for row in quality.classes] == [str(c) for c in range(len(quality.classes))]
+    again = whence.audit(
+        given.model, given.train, likelihood="classification", test=held["test"], sections=["quality"], progress=False
+    )
+    assert again.results.quality is not None and again.results.quality.baseline is None

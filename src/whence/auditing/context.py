@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from whence.auditing.data import Examples, plain_prediction, spaced
+from whence.auditing.data import Examples, plain_outputs, spaced
 from whence.auditing.tasks import Classes, Task, task_of
-from whence.errors import NotDefined, Notice, WhenceError
+from whence.errors import BadData, NotDefined, Notice, WhenceError
 from whence.functional import Network
 from whence.posteriors.base import Posterior
 from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive.dispatch import Method
+from whence.predictive.links import predict_draws
+from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.priors import Relative
 from whence.report.record.sections import Sensitivity
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
@@ -30,9 +32,10 @@ from whence.where.where import Where, where_given
 
 
 class Kind(Enum):
-    """Whose prediction: the network's as it was trained, or the posterior's."""
+    """Whose prediction: the network's as it was trained, recalibrated on validation data, or the posterior's."""
 
     PLAIN = auto()
+    RECALIBRATED = auto()
     BAYESIAN = auto()
 
 
@@ -123,10 +126,31 @@ class Context:
 
     def prediction(self, name: str, kind: Kind = Kind.BAYESIAN) -> Any:
         """The prediction for one of the sets, of the posterior or of the plain network."""
-        return self._once((name, kind), lambda: self._plain(name) if kind is Kind.PLAIN else self._bayesian(name))
+        make = {Kind.PLAIN: self._plain, Kind.RECALIBRATED: self._recalibrated, Kind.BAYESIAN: self._bayesian}[kind]
+        return self._once((name, kind), lambda: make(name))
+
+    def _outputs(self, name: str) -> Tensor:
+        """The outputs of the plain network for a set."""
+        return self._once(("outputs", name), lambda: plain_outputs(self.network, self.need(name).inputs))
 
     def _plain(self, name: str) -> Any:
-        return plain_prediction(self.network, self.posterior.likelihood, self.need(name).inputs)
+        return predict_draws(self.posterior.likelihood, self._outputs(name)[None])
+
+    def _recalibrated(self, name: str) -> Any:
+        assert self.baseline is not None
+        return self.baseline.predict(self._outputs(name))
+
+    @property
+    def baseline(self) -> Recalibrated | None:
+        """The plain network recalibrated on the validation data; None without their targets, or if not defined."""
+        return self._once("baseline", self._baseline)
+
+    def _baseline(self) -> Recalibrated | None:
+        try:
+            targets = self.need_targets("validation")
+            return recalibrated(self.posterior.likelihood, self._outputs("validation"), targets)
+        except (NotDefined, BadData):
+            return None
 
     def _bayesian(self, name: str) -> Any:
         whole = self.need(name)

@@ -203,11 +203,16 @@ def check_targets(network: Network, likelihood: Likelihood, examples: Examples) 
             raise BadData(f"{examples.name}: {str(error).removeprefix('batch 0: ')}") from error
 
 
-def plain_prediction(network: Network, likelihood: Likelihood, inputs: Inputs, batch: int = 512) -> Any:
-    """The prediction of the trained network, on the CPU."""
+def plain_outputs(network: Network, inputs: Inputs, batch: int = 512) -> Tensor:
+    """The outputs of the trained network, on the CPU."""
     found = []
     with torch.no_grad():
         for start in range(0, size_of(inputs), batch):
             piece = to_device(take(inputs, slice(start, start + batch)), network.device, network.dtype)
             found.append(network(piece).cpu())
-    return predict_draws(likelihood, torch.cat(found)[None])
+    return torch.cat(found)
+
+
+def plain_prediction(network: Network, likelihood: Likelihood, inputs: Inputs) -> Any:
+    """The prediction of the trained network, on the CPU."""
+    return predict_draws(likelihood, plain_outputs(network, inputs)[None])

@@ -38,7 +38,8 @@ def deferral(context: Context) -> Deferral:
     rows = [_label_rule(pairs, coverage=c) for c in COVERAGES]
     rows += [_label_rule(pairs, max_error=e, confidence=CONFIDENCE) for e in ERRORS if e < max(overall, 0.01)]
     plain, bayesian = (
-        rejection_curve(context.task, context.prediction("test", kind), context.need_targets("test")) for kind in Kind
+        rejection_curve(context.task, context.prediction("test", kind), context.need_targets("test"))
+        for kind in (Kind.PLAIN, Kind.BAYESIAN)
     )
     assert plain is not None and bayesian is not None  # every answer is right or wrong
     return _section(context, RATE, rows, PlainAndBayesian(plain, bayesian))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, NotDefined
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, reliability, risk_coverage
+from whence.metrics.in_the_large import in_the_large
 from whence.metrics.intervals import mean_of
 from whence.predictive.predictions import (
     BinaryPrediction,
@@ -26,7 +27,7 @@ from whence.predictive.predictions import (
     CountPrediction,
     RegressionPrediction,
 )
-from whence.report.record.audit import Metric, Quality, Uncertainties
+from whence.report.record.audit import Baseline, ClassCalibration, Metric, Quality, Uncertainties
 from whence.report.record.common import (
     Bins,
     Estimate,
@@ -41,6 +42,7 @@ from whence.where.weights import thinned
 BINS = 10
 POINTS = 200  # of a curve
 CURVE = 100  # points of error against coverage
+MANY_CLASSES = 100  # no table by class above it
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
 TINY = torch.finfo(torch.float32).tiny
 
@@ -80,9 +82,9 @@ class Scores:
     values: list[Measured | None]
     losses: list[Tensor | None]  # of each input [N], where the metric is a mean over them
 
-    def difference(self, place: int, seed: int) -> Estimate | None:
-        """Paired difference from the first prediction."""
-        first, other = self.losses[0], self.losses[place]
+    def difference(self, place: int, seed: int, base: int = 0) -> Estimate | None:
+        """Paired difference from the first prediction, or from another one."""
+        first, other = self.losses[base], self.losses[place]
         return None if first is None or other is None else Estimate.of(paired(other - first, seed))
 
     def not_worse(self, seed: int) -> tuple[bool, ...]:
@@ -222,30 +224,60 @@ def sorted_values(values: Tensor) -> Numbers:
 def quality(context: Context) -> Quality:
     """Metrics with intervals, reliability, and the distribution of uncertainty in and out of distribution."""
     targets = context.need_targets("test")
-    inside = [context.prediction("test", kind) for kind in Kind]
-    outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in Kind]
-    metrics = []
-    for scores in scores_of(context.task, inside, targets, outside, context.seed):
-        plain, bayesian = map(Estimate.of, scores.values)
-        metrics.append(
-            Metric(**vars(scores.metric), plain=plain, bayesian=bayesian, difference=scores.difference(1, context.seed))
-        )
+    kinds = [Kind.PLAIN, Kind.BAYESIAN, *([Kind.RECALIBRATED] if context.baseline is not None else [])]
+    inside = [context.prediction("test", kind) for kind in kinds]
+    outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in kinds]
+    metrics = [
+        _metric(scores, context.seed) for scores in scores_of(context.task, inside, targets, outside, context.seed)
+    ]
     bins = None
     if context.task.has_labels:
-        bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside))
+        bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside[:2]))
     uncertainty = Uncertainties(
         context.task.measure,
         context.task.label,
         _sorted_uncertainty(context, "test"),
         _sorted_uncertainty(context, "ood"),
     )
-    return Quality(tuple(metrics), bins, uncertainty, tuple(_words(context, {m.name: m for m in metrics})))
+    words = tuple(_words(context, {m.name: m for m in metrics}))
+    found = context.baseline
+    baseline = None if found is None else Baseline(found.label, found.words, len(context.need("validation")))
+    return Quality(tuple(metrics), bins, uncertainty, words, baseline, _by_class(context, inside[1], targets))
+
+
+def _by_class(context: Context, prediction: Any, targets: Tensor) -> tuple[ClassCalibration, ...] | None:
+    """Mean probability beside the frequency of every class, or label; None unless there are a few of them."""
+    probs = prediction.probs.detach().double().cpu() if context.task.has_labels else None
+    if probs is None or probs.dim() != 2 or probs.shape[1] > MANY_CLASSES or bool((targets < 0).any()):
+        return None
+    if isinstance(context.task, Classes):
+        truth = torch.nn.functional.one_hot(targets.long().reshape(-1), probs.shape[1]).double()
+        names = [context.class_name(c) for c in range(probs.shape[1])]
+    else:
+        truth = targets.double().reshape(probs.shape)
+        several = context.classes if context.classes and len(context.classes) == probs.shape[1] else None
+        names = list(several or (f"label {k}" for k in range(probs.shape[1])))
+        if probs.shape[1] == 1:
+            names = [context.classes[1] if context.classes else "positive"]
+    level = 1 - 0.05 / len(names)
+    found = []
+    for k, name in enumerate(names):
+        apart = Estimate.of(in_the_large(probs[:, k], truth[:, k], level))
+        assert apart is not None
+        found.append(ClassCalibration(name, float(truth[:, k].mean()), float(probs[:, k].mean()), apart))
+    return tuple(found)
+
+
+def _metric(scores: Scores, seed: int) -> Metric:
+    plain, bayesian, *more = map(Estimate.of, scores.values)
+    found = Metric(**vars(scores.metric), plain=plain, bayesian=bayesian, difference=scores.difference(1, seed))
+    return replace(found, recalibrated=more[0], gain=scores.difference(1, seed, base=2)) if more else found
 
 
 def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers] | None:
     if not context.has(name):
         return None
-    return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in Kind))
+    return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in (Kind.PLAIN, Kind.BAYESIAN)))
 
 
 def no_difference(found: Estimate) -> bool:
@@ -256,18 +288,24 @@ def no_difference(found: Estimate) -> bool:
     return abs(found.value) < NEGLIGIBLE
 
 
+def _change(difference: Estimate) -> str:
+    if no_difference(difference):
+        return "Treating the weights as uncertain does not significantly change the log loss"
+    assert difference.value is not None
+    changes = "improves" if difference.value < 0 else "worsens"
+    return f"Treating the weights as uncertain {changes} the log loss by {abs(difference.value):.3g} nats"
+
+
 def _words(context: Context, metrics: dict[str, Metric]) -> Iterator[str]:
-    nll = metrics["nll"].difference if "nll" in metrics else None
-    if nll is not None and nll.value is not None:
-        if no_difference(nll):
-            yield "Treating the weights as uncertain does not significantly change the log loss."
-        else:
-            changes = "improves" if nll.value < 0 else "worsens"
-            yield f"Treating the weights as uncertain {changes} the log loss by {abs(nll.value):.3g} nats."
+    nll, found = metrics.get("nll"), context.baseline
+    if nll is not None and nll.difference is not None:
+        yield f"{_change(nll.difference)} compared with the plain network."
+    if nll is not None and nll.gain is not None and found is not None:
+        yield f"{_change(nll.gain)} compared with {found.label} ({found.words}) on the validation data."
     confidence = mean_confidence(context)
     if "ece" in metrics and isinstance(context.task, Classes) and confidence is not None:
-        found = metrics["accuracy"].bayesian
-        right = found.value if found and found.value is not None else math.nan
+        accuracy = metrics["accuracy"].bayesian
+        right = accuracy.value if accuracy and accuracy.value is not None else math.nan
         claim = f"Its mean confidence is {confidence:.1%}, its accuracy {right:.1%}"
         if abs(confidence - right) > 0.005:
             yield f"{claim}: it is {'over' if confidence > right else 'under'}confident."

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whence.auditing.context import Context
 from whence.auditing.quality import mean_confidence, no_difference
 from whence.report.formatting import minus
-from whence.report.record.audit import Deferral, Metric, Point, Quality, Verdict
+from whence.report.record.audit import ClassCalibration, Deferral, Metric, Point, Quality, Verdict
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.sections import Layer, Novelty, Profile, Shares
 from whence.where.examined import FACTORS
 
 CALIBRATED = (0.02, 0.05)  # thresholds of good and acceptable calibration errors
+CLASS_OFF = (0.25, 0.5)  # errors of a class's probability, relative to its frequency, that are mixed and poor
 NOTHING = 0.005  # calibration error that counts as zero
 TOO_WIDE = 0.1  # width of an interval that is uninformative
 DETECTED = (0.9, 0.75)  # thresholds of good and acceptable AUROCs
@@ -21,14 +22,13 @@ PRIORS = dict(zip(FACTORS, ("one ten times weaker", "this prior", "one ten times
 
 # The words for a point in the paragraph, by tone; other points do not affect the verdict's tone
 SUMMARIES: dict[str, dict[Tone, str]] = {
+    "Better than guessing": {
+        "poor": "is right less often than the most frequent class",
+    },
     "Calibration": {
         "good": "is well calibrated",
         "mixed": "is somewhat miscalibrated",
         "poor": "is badly calibrated",
-    },
-    "Bayesian or plain": {
-        "good": "predicts better with uncertain weights than with fixed ones",
-        "poor": "predicts worse with uncertain weights than with fixed ones",
     },
     "Knows its errors": {
         "good": "is usually uncertain when it is wrong",
@@ -68,6 +68,7 @@ def verdict(context: Context, found: Found) -> Verdict:
     """The verdict from the finished sections."""
     leader = leading_layer(found.layers or (), context)
     possible = (
+        _majority(found),
         _calibration(context, found),
         _gain(found),
         _errors(found),
@@ -114,7 +115,7 @@ def _opening(context: Context, found: Found) -> str:
 
 def _calibration(context: Context, found: Found) -> Point | None:
     if (ece := found.metric("ece")) is not None:
-        return _confidence(context, ece, found.value("accuracy"))
+        return _with_classes(_confidence(context, ece, found.value("accuracy")), found)
     coverage = found.value("coverage")
     if coverage is None or coverage.value is None:
         return None
@@ -122,6 +123,27 @@ def _calibration(context: Context, found: Found) -> Point | None:
     inside = coverage.low is not None and coverage.high is not None and coverage.low <= 0.95 <= coverage.high
     tone: Tone = "good" if inside or off <= CALIBRATED[0] else "mixed" if off <= CALIBRATED[1] else "poor"
     return Point("Calibration", f"Its 95% intervals contain the true value {coverage.value:.1%} of the time.", tone)
+
+
+def _with_classes(point: Point, found: Found) -> Point:
+    """The point, graded down where the probability of a class is off by a large part of its frequency."""
+    rows = (found.quality and found.quality.classes) or ()
+    off = {row.name: (_relative_error(row), row) for row in rows}
+    name, (error, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
+    if row is None or error < CLASS_OFF[0]:
+        return point
+    tone: Tone = "poor" if error >= CLASS_OFF[1] or point.is_poor else "mixed"
+    words = f"{point.words} It predicts `{name}` with a mean probability of {row.predicted:.1%}; its frequency is "
+    return replace(point, words=f"{words}{row.frequency:.1%}.", tone=tone)
+
+
+def _relative_error(row: ClassCalibration) -> float:
+    """How far the mean probability of a class is from its frequency, relative to the rarer outcome; 0 if by chance."""
+    apart, frequency = row.difference, row.frequency or 0.0
+    rarer = min(frequency, 1 - frequency)
+    if apart.value is None or apart.low is None or apart.high is None or apart.low <= 0 <= apart.high or not rarer:
+        return 0.0
+    return abs(apart.value) / rarer if abs(apart.value) > NOTHING else 0.0
 
 
 def _confidence(context: Context, ece: Metric, accuracy: Estimate | None) -> Point:
@@ -143,19 +165,38 @@ def _confidence(context: Context, ece: Metric, accuracy: Estimate | None) -> Poi
     return Point("Calibration", f"{words}{lean}.", tone)
 
 
+def _majority(found: Found) -> Point | None:
+    """A point if always answering with the most frequent class would be right significantly more often."""
+    accuracy, rows = found.value("accuracy"), (found.quality and found.quality.classes) or ()
+    if accuracy is None or accuracy.high is None or not rows:
+        return None
+    if len(rows) == 1:
+        frequency = rows[0].frequency or 0.0
+        rate, name = max((frequency, rows[0].name), (1 - frequency, f"not {rows[0].name}"))
+    else:
+        rate, name = max((row.frequency or 0.0, row.name) for row in rows)
+    if accuracy.high >= rate:
+        return None
+    words = f"Always answering `{name}` would be right more often ({rate:.1%}) than the network ({accuracy.value:.1%})."
+    return Point("Better than guessing", words, "poor")
+
+
 def _gain(found: Found) -> Point | None:
-    metric = found.metric("nll")
-    difference = None if metric is None else metric.difference
+    """What uncertain weights change beside the recalibrated network, or the plain one without validation data."""
+    metric, baseline = found.metric("nll"), None if found.quality is None else found.quality.baseline
+    if metric is None:
+        return None
+    difference = metric.difference if baseline is None else metric.gain
     if difference is None or difference.low is None or difference.value is None:
         return None
-    interval = f"{difference.value:+.3g} nats, 95% interval {difference.low:+.3g} to {difference.high:+.3g}"
-    interval = minus(interval)
+    beside = "the plain network" if baseline is None else f"{baseline.label} ({baseline.words})"
+    interval = minus(f"{difference.value:+.3g} nats, 95% interval {difference.low:+.3g} to {difference.high:+.3g}")
+    label = "Gain from uncertain weights"
     if no_difference(difference):
-        words = f"No significant change in log loss from uncertain weights ({interval})."
-        return Point("Bayesian or plain", words, "mixed")
+        return Point(label, f"No significant change in log loss compared with {beside} ({interval}).", "mixed")
     better = difference.value < 0
-    words = f"Uncertain weights {'improve' if better else 'worsen'} the log loss ({interval})."
-    return Point("Bayesian or plain", words, "good" if better else "poor")
+    words = f"The log loss is {'lower' if better else 'higher'} than with {beside} ({interval})."
+    return Point(label, words, "good" if better else "poor")
 
 
 def _errors(found: Found) -> Point | None:

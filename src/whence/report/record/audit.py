@@ -70,6 +70,10 @@ class Point:
     def is_good(self) -> bool:
         return self.tone == "good"
 
+    @property
+    def is_poor(self) -> bool:
+        return self.tone == "poor"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -87,6 +91,17 @@ class Metric(MetricName):
     plain: Estimate | None
     bayesian: Estimate | None
     difference: Estimate | None
+    recalibrated: Estimate | None = None  # of the plain network recalibrated on validation data
+    gain: Estimate | None = None  # paired difference of the posterior from that
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How the plain network was recalibrated on validation data."""
+
+    label: str
+    words: str
+    inputs: Count
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,16 @@ class Uncertainties:
 
 
 @dataclass(frozen=True)
+class ClassCalibration:
+    """Mean predicted probability of a class or label beside its frequency in the test data."""
+
+    name: str
+    frequency: Number
+    predicted: Number
+    difference: Estimate  # with an interval that holds for all classes together
+
+
+@dataclass(frozen=True)
 class Quality:
     """How good the uncertainties are, on test data."""
 
@@ -107,6 +132,8 @@ class Quality:
     reliability: PlainAndBayesian[Bins] | None
     uncertainty: Uncertainties | None
     words: Sentences
+    baseline: Baseline | None = None
+    classes: tuple[ClassCalibration, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -77,11 +77,16 @@ def _subtitle(record: AuditRecord) -> Text:
 
 
 def _quality(quality: Quality, wide: bool) -> RenderableType:
-    table = new_table("", "plain>", "Bayesian>", "Bayesian − plain>")
+    again = quality.baseline is not None
+    names = ["plain>", *(["recalibrated>"] if again else []), "Bayesian>", "Bayesian − plain>"]
+    table = new_table("", *names, *(["Bayesian − recalibrated>"] if again else []))
     for row in quality.metrics:
-        values = [estimate(value, interval=wide) for value in (row.plain, row.bayesian)]
-        difference = Text(estimate(row.difference), style=JUDGED.get(row.judge(row.difference) or "", ""))
-        add_row(table, row.label + ARROWS.get(row.better, ""), *values, difference)
+        shown = [row.plain, *([row.recalibrated] if again else []), row.bayesian]
+        apart = [row.difference, *([row.gain] if again else [])]
+        differences = [Text(estimate(one), style=JUDGED.get(row.judge(one) or "", "")) for one in apart]
+        add_row(
+            table, row.label + ARROWS.get(row.better, ""), *(estimate(v, interval=wide) for v in shown), *differences
+        )
     return section("Quality on test data", table, quality.words, "↓ lower is better, ↑ higher; 95 % intervals")
 
 
