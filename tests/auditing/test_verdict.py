@@ -14,7 +14,7 @@ import whence
 from tests.auditing.cases import classification
 from whence.auditing.quality import _by_class
 from whence.auditing.tasks import Labels
-from whence.auditing.verdict import SUMMARIES, Found, _gain, _majority, _with_classes, leading_layer
+from whence.auditing.verdict import SUMMARIES, Found, _gain, _majority, _novelty, _with_classes, leading_layer
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Point, Quality
 from whence.report.record.common import Estimate
@@ -108,10 +108,14 @@ def test_a_network_that_guessing_beats_is_told_so() -> None:
     assert rows is not None and rows[0].frequency is not None
     most = 1 - rows[0].frequency
     worse = Quality((accuracy(most - 0.05, most - 0.07, most - 0.03),), None, None, (), classes=rows)
-    point = _majority(Found(worse))
+    given: Any = SimpleNamespace(classes=None)
+    point = _majority(given, Found(worse))
     assert point is not None and point.tone == "poor" and "`not positive`" in point.words
+    named: Any = SimpleNamespace(classes=("healthy", "ill"), class_name=lambda c: ("healthy", "ill")[c])
+    point = _majority(named, Found(worse))
+    assert point is not None and "`healthy`" in point.words
     as_good = Quality((accuracy(most - 0.01, most - 0.03, most + 0.01),), None, None, (), classes=rows)
-    assert _majority(Found(as_good)) is None
+    assert _majority(given, Found(as_good)) is None
 
 
 # The recalibrated network
@@ -153,3 +157,19 @@ def test_an_audit_compares_with_temperature_scaling() -> None:
         given.model, given.train, likelihood="classification", test=held["test"], sections=["quality"], progress=False
     )
     assert again.results.quality is not None and again.results.quality.baseline is None
+
+
+def detector(name: str, value: float) -> Any:
+    return SimpleNamespace(name=name, label=name, auroc=Estimate(value, value - 0.02, value + 0.02, 0.95, 500))
+
+
+def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
+    ranked = [detector("mahalanobis", 0.99), detector("novelty", 0.94), detector("entropy", 0.9)]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=ranked)))  # type: ignore[arg-type]
+    assert point is not None and point.tone == "mixed" and "mahalanobis, 0.99" in point.words
+    best = [detector("novelty", 0.95), detector("mahalanobis", 0.94), detector("entropy", 0.9)]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=best)))  # type: ignore[arg-type]
+    assert point is not None and point.tone == "good" and "(entropy: 0.90)" in point.words
+    weak = [detector("mahalanobis", 1.0), detector("novelty", 0.6), detector("entropy", 0.5)]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=weak)))  # type: ignore[arg-type]
+    assert point is not None and point.tone == "poor"

@@ -18,6 +18,7 @@ CLASS_OFF = (0.25, 0.5)  # errors of a class's probability, relative to its freq
 NOTHING = 0.005  # calibration error that counts as zero
 TOO_WIDE = 0.1  # width of an interval that is uninformative
 DETECTED = (0.9, 0.75)  # thresholds of good and acceptable AUROCs
+BEATEN = 0.02  # difference of AUROCs by which another detector of novel inputs is better
 PRIORS = dict(zip(FACTORS, ("one ten times weaker", "this prior", "one ten times stronger"), strict=True))
 
 # The words for a point in the paragraph, by tone; other points do not affect the verdict's tone
@@ -68,7 +69,7 @@ def verdict(context: Context, found: Found) -> Verdict:
     """The verdict from the finished sections."""
     leader = leading_layer(found.layers or (), context)
     possible = (
-        _majority(found),
+        _majority(context, found),
         _calibration(context, found),
         _gain(found),
         _errors(found),
@@ -165,14 +166,15 @@ def _confidence(context: Context, ece: Metric, accuracy: Estimate | None) -> Poi
     return Point("Calibration", f"{words}{lean}.", tone)
 
 
-def _majority(found: Found) -> Point | None:
+def _majority(context: Context, found: Found) -> Point | None:
     """A point if always answering with the most frequent class would be right significantly more often."""
     accuracy, rows = found.value("accuracy"), (found.quality and found.quality.classes) or ()
     if accuracy is None or accuracy.high is None or not rows:
         return None
     if len(rows) == 1:
         frequency = rows[0].frequency or 0.0
-        rate, name = max((frequency, rows[0].name), (1 - frequency, f"not {rows[0].name}"))
+        other = context.class_name(0) if context.classes else f"not {rows[0].name}"
+        rate, name = max((frequency, rows[0].name), (1 - frequency, other))
     else:
         rate, name = max((row.frequency or 0.0, row.name) for row in rows)
     if accuracy.high >= rate:
@@ -214,13 +216,15 @@ def _novelty(found: Found) -> Point | None:
     if found.novelty and found.novelty.detectors:
         detectors = {one.name: one for one in found.novelty.detectors}
         own, best = detectors["novelty"], found.novelty.detectors[0]
-        beside = [detectors["entropy"]] if "entropy" in detectors else []
-        if _value(best.auroc) > _value(own.auroc) + 0.02 and best not in beside:
-            beside.append(best)
-        others = ", ".join(f"{one.label}: {one.auroc.value:.2f}" for one in beside)
-        words = f"Novelty by layer detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}"
-        words += f" ({others})." if others else "."
-        return Point(label, words, _graded(max((own.auroc, best.auroc), key=_value)))
+        beaten = _value(best.auroc) > _value(own.auroc) + BEATEN
+        beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
+        others = "".join(f" ({one.label}: {one.auroc.value:.2f})" for one in beside)
+        words = f"Novelty by layer detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}{others}."
+        tone = _graded(own.auroc)
+        if beaten:
+            words += f" Another detector does better on them: {best.label}, {best.auroc.value:.2f}."
+            tone = "mixed" if tone == "good" else tone
+        return Point(label, words, tone)
     auroc = found.value("ood_auroc")
     if auroc is None:
         return None

@@ -78,16 +78,15 @@ def _subtitle(record: AuditRecord) -> Text:
 
 def _quality(quality: Quality, wide: bool) -> RenderableType:
     again = quality.baseline is not None
-    names = ["plain>", *(["recalibrated>"] if again else []), "Bayesian>", "Bayesian − plain>"]
-    table = new_table("", *names, *(["Bayesian − recalibrated>"] if again else []))
+    table = new_table("", "plain>", *(["recalibrated>"] if again else []), "Bayesian>", "difference>")
     for row in quality.metrics:
         shown = [row.plain, *([row.recalibrated] if again else []), row.bayesian]
-        apart = [row.difference, *([row.gain] if again else [])]
-        differences = [Text(estimate(one), style=JUDGED.get(row.judge(one) or "", "")) for one in apart]
-        add_row(
-            table, row.label + ARROWS.get(row.better, ""), *(estimate(v, interval=wide) for v in shown), *differences
-        )
-    return section("Quality on test data", table, quality.words, "↓ lower is better, ↑ higher; 95 % intervals")
+        apart = row.gain if again else row.difference
+        difference = Text(estimate(apart), style=JUDGED.get(row.judge(apart) or "", ""))
+        add_row(table, row.label + ARROWS.get(row.better, ""), *(estimate(v, interval=wide) for v in shown), difference)
+    beside = f"recalibrated: plain after {quality.baseline.label}" if quality.baseline is not None else ""
+    note = f"difference: Bayesian − {'recalibrated' if again else 'plain'}; ↓ lower is better, ↑ higher; 95 % intervals"
+    return section("Quality on test data", table, quality.words, "; ".join(filter(None, [beside, note])))
 
 
 def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
