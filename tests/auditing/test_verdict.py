@@ -131,7 +131,7 @@ def test_the_gain_is_judged_against_the_recalibrated_network() -> None:
     beside = _gain(Found(Quality((nll,), None, None, (), baseline)))
     assert beside is not None and beside.tone == "mixed"
     assert beside.words == (
-        "No significant change in log loss compared with temperature scaling (temperature 1.7) (+0.01 nats, 95% "
+        "No significant change in log loss compared with the plain network after temperature scaling (+0.01 nats, 95% "
         "interval −0.01 to +0.03)."
     )
     assert "Gain from uncertain weights" not in SUMMARIES  # a statement of its own

@@ -301,7 +301,7 @@ def _words(context: Context, metrics: dict[str, Metric]) -> Iterator[str]:
     if nll is not None and nll.difference is not None:
         yield f"{_change(nll.difference)} compared with the plain network."
     if nll is not None and nll.gain is not None and found is not None:
-        yield f"{_change(nll.gain)} compared with {found.label} ({found.words}) on the validation data."
+        yield f"{_change(nll.gain)} compared with {found.label} on the validation data ({found.words})."
     confidence = mean_confidence(context)
     if "ece" in metrics and isinstance(context.task, Classes) and confidence is not None:
         accuracy = metrics["accuracy"].bayesian

@@ -191,13 +191,13 @@ def _gain(found: Found) -> Point | None:
     difference = metric.difference if baseline is None else metric.gain
     if difference is None or difference.low is None or difference.value is None:
         return None
-    beside = "the plain network" if baseline is None else f"{baseline.label} ({baseline.words})"
+    beside = "the plain network" if baseline is None else f"the plain network after {baseline.label}"
     interval = minus(f"{difference.value:+.3g} nats, 95% interval {difference.low:+.3g} to {difference.high:+.3g}")
     label = "Gain from uncertain weights"
     if no_difference(difference):
         return Point(label, f"No significant change in log loss compared with {beside} ({interval}).", "mixed")
     better = difference.value < 0
-    words = f"The log loss is {'lower' if better else 'higher'} than with {beside} ({interval})."
+    words = f"The log loss is {'lower' if better else 'higher'} than that of {beside} ({interval})."
     return Point(label, words, "good" if better else "poor")
 
 
