@@ -6,7 +6,7 @@ import difflib
 import importlib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -105,14 +105,37 @@ def _inside(module: str) -> bool:
     return module.split(".")[0] == "whence" or module in ("torch.utils._contextlib", "contextlib")
 
 
+# What others call the same thing
+OTHER_NAMES = {
+    "kfac": "kron", "k_fac": "kron", "kronecker": "kron", "diagonal": "diag", "low_rank": "lowrank",
+    "blockdiag": "block", "block_diag": "block", "block_diagonal": "block", "dense": "full",
+    "gauss_newton": "ggn", "generalized_gauss_newton": "ggn", "fisher": "mc", "mc_fisher": "mc", "sampled_fisher": "mc",
+    "ef": "empirical", "empirical_fisher": "empirical", "exact": "ggn",
+    "multiclass": "classification", "categorical": "classification", "softmax": "classification",
+    "cross_entropy": "classification", "multilabel": "binary", "multi_label": "binary", "bernoulli": "binary",
+    "sigmoid": "binary", "logistic": "binary", "bce": "binary", "gaussian": "regression", "normal": "regression",
+    "mse": "regression", "glm": "linearised", "linearized": "linearised", "nn": "sampled", "monte_carlo": "mc",
+    "laplace_bridge": "bridge",
+}  # fmt: skip
+
+
 def one_of(value: str, allowed: Iterable[str], option: str) -> str:
     """Return ``value`` if it is allowed; otherwise raise, naming the nearest known value."""
     known = list(allowed)
     if value in known:
         return value
-    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
+    meant = OTHER_NAMES.get(str(value).lower().replace("-", "_"))
+    near = [meant] if meant in known else difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise BadOption(f"unknown {option} {value!r}.{hint} Known: {', '.join(map(repr, known))}.")
+
+
+def refuse_unknown(given: Mapping[str, Any], verb: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> None:
+    """Raise TypeError for options that a verb does not have, with what the option is called here."""
+    for name in given:
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+        hint = elsewhere.get(name) or (f"Did you mean {near[0]!r}?" if near else "")
+        raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}. {hint}".strip())
 
 
 def whole_number(value: Any, option: str, least: int | None = 1, remedy: str = "") -> int:

@@ -93,7 +93,7 @@ def test_exception_while_tuning_and_predicting() -> None:
     model = Busy()
     posterior = whence.laplace(model, data(), likelihood="classification")
     with untouched(model), pytest.raises(Broken):
-        posterior.tune(BreaksLater(1))
+        posterior.tune(BreaksLater(0))
     with untouched(model), pytest.raises(Broken):
         posterior.predict(BreaksLater(0))
 

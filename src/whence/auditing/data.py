@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whence.engine.batches import (
     Inputs,
+    as_source,
     as_targets,
     check_finite,
     concatenate,
@@ -80,7 +81,7 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True) -> Exam
     """Read at most ``most`` examples. Bare inputs are accepted too; ``targets=False`` ignores targets."""
     if data is None:
         return None
-    data = from_numpy(data)
+    data = as_source(data)
     if is_pair(data):
         inputs, given = data
         if size_of(inputs) != len(given):
@@ -91,8 +92,6 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True) -> Exam
         return _whole(name, inputs, as_targets(given, name, 0) if targets else None, most)
     if isinstance(data, (Tensor, Mapping)) or (isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data)):
         return _whole(name, data, None, most)
-    if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
-        raise BadData(f"{name} is a Dataset; wrap it: torch.utils.data.DataLoader(dataset, batch_size=256).")
     if not isinstance(data, Iterable):
         raise BadData(f"{name} is a {type(data).__name__}, which is neither a loader nor tensors.")
     return _read(name, data, most, targets)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from whence.engine.checks import check_finite as check_finite
 from whence.engine.checks import tensors_in as tensors_in
@@ -22,6 +23,7 @@ LabelRule = Callable[[Any, Any, bool], tuple[Any, Any]]  # see :mod:`whence.labe
 Inputs = Any  # Tensor | tuple[Tensor, ...] | Mapping[str, Any]; nested in any way
 
 PAIR_BATCH = 512  # batch size for a bare pair of tensors
+OF_A_DATASET = 128  # batch size for a data set without a loader
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,18 @@ def from_numpy(value: Any) -> Any:
     return value
 
 
+def as_source(value: Any, pairs: bool = True) -> Any:
+    """Data as tensors or a loader: NumPy arrays as tensors, a map-style data set as a loader of batches.
+
+    ``pairs``: a data set of two tensors as a pair.
+    """
+    if pairs and isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        return tuple(value.tensors)
+    if isinstance(value, Dataset) and not isinstance(value, IterableDataset):
+        return DataLoader(value, batch_size=OF_A_DATASET)
+    return from_numpy(value)
+
+
 def is_pair(data: Any) -> bool:
     """Whether ``data`` is one (inputs, targets) pair rather than an iterable of batches."""
     if not isinstance(data, (tuple, list)) or len(data) != 2 or not isinstance(data[1], Tensor):
@@ -165,7 +179,7 @@ class Data:
         name: str = "data",
         rule: LabelRule | None = None,
     ) -> None:
-        source = from_numpy(source)
+        source = as_source(source)
         self.source, self.device, self.dtype, self.name, self.rule = source, device, dtype, name, rule
         if is_pair(source):
             inputs, targets = source
@@ -303,7 +317,7 @@ def as_inputs(
     x: Any, device: torch.device, dtype: torch.dtype, batch_size: int, rule: LabelRule | None = None
 ) -> Iterator[Inputs]:
     """Batches of the argument of ``predict``: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
-    x = from_numpy(x)
+    x = as_source(x, pairs=False)  # a pair would be a tuple of inputs here
     if is_inputs(x):
         pieces: Iterable[Inputs] = [inputs_of(x, rule) if isinstance(x, Mapping) else x]
     elif isinstance(x, Iterable):

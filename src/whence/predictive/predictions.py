@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from whence.errors import BadOption, NotDefined
 from whence.likelihoods import poisson_quantile
+from whence.predictive.shown import Shown
 
 
 def entropy_of(probs: Tensor, dim: int = -1) -> Tensor:
@@ -53,8 +54,8 @@ class VarianceSplit(NamedTuple):
     epistemic: Tensor  # of the probabilities over draws
 
 
-@dataclass(frozen=True)
-class _Probabilities(ABC):
+@dataclass(frozen=True, repr=False)
+class _Probabilities(Shown, ABC):
     """Base of predictions of labels."""
 
     probs: Tensor  # (N, C), or (N, K) for binary labels
@@ -104,7 +105,7 @@ class _Probabilities(ABC):
         return low, high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClassificationPrediction(_Probabilities):
     """Class probabilities and their uncertainty."""
 
@@ -148,7 +149,7 @@ class ClassificationPrediction(_Probabilities):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BinaryPrediction(_Probabilities):
     """Probability of 1 for each logit."""
 
@@ -178,8 +179,8 @@ class BinaryPrediction(_Probabilities):
         return VarianceSplit(centre * (1 - centre), (draws * (1 - draws)).mean(0), draws.var(0, correction=0))
 
 
-@dataclass(frozen=True)
-class RegressionPrediction:
+@dataclass(frozen=True, repr=False)
+class RegressionPrediction(Shown):
     """Mean and variance of the target: variance = aleatoric (noise) + epistemic (weights)."""
 
     mean: Tensor  # (N, K)
@@ -217,8 +218,8 @@ class RegressionPrediction:
         )
 
 
-@dataclass(frozen=True)
-class CountPrediction:
+@dataclass(frozen=True, repr=False)
+class CountPrediction(Shown):
     """Counts: mean and variance of the target, of its rate, and of the rate's logarithm."""
 
     mean: Tensor  # (N, K): expected count
@@ -256,8 +257,8 @@ class CountPrediction:
         return high.to(self.mean.dtype)
 
 
-@dataclass(frozen=True)
-class OutputPrediction:
+@dataclass(frozen=True, repr=False)
+class OutputPrediction(Shown):
     """Mean and covariance of the raw outputs, for a custom likelihood."""
 
     mean: Tensor  # (N, K)

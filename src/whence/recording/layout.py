@@ -206,7 +206,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     if seen.outputs.shape[0] != size:
         raise BadData(
             f"{size} examples went in, but the outputs have shape {list(seen.outputs.shape)}. The first dimension "
-            "of inputs and outputs must count examples."
+            "of inputs and outputs must count examples; for one example pass x.unsqueeze(0)."
         )
     if not seen.outputs.requires_grad:
         return Inspection(unused=set(selected))

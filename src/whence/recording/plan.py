@@ -80,7 +80,7 @@ class Plan:
         if seen.outputs.shape[0] != size:
             raise BadData(
                 f"{size} examples went in, but the outputs have shape {list(seen.outputs.shape)}. The first "
-                "dimension of inputs and outputs must count examples."
+                "dimension of inputs and outputs must count examples; for one example pass x.unsqueeze(0)."
             )
         self._inspect_new_calls(seen, inputs, size)
         return Recording(self, inputs, seen, size, keep_graph)

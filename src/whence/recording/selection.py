@@ -21,6 +21,11 @@ from whence.recording.rules import MatrixRule
 
 Layers = None | str | Sequence[str] | Callable[[str, nn.Parameter], bool] | Mapping[str, Tensor] | Tensor
 
+MEANT = {  # what others pass for a choice of layers
+    "last_layer": "For the last layer pass layers='last'. ",
+    "all": "For all layers leave layers out. ",
+}
+
 
 class Selection(ABC):
     """Selects parameters by name, and perhaps single entries."""
@@ -92,8 +97,10 @@ class Patterns(Selection):
             if not matched:
                 modules = [name for name, _ in network.module.named_modules() if name]
                 near = difflib.get_close_matches(pattern.strip("*."), modules, n=3, cutoff=0.3) or modules[:6]
+                meant = MEANT.get(pattern, "")
                 raise NothingSelected(
-                    f"the pattern {pattern!r} matches no module. Modules of the network include:  {', '.join(near)}."
+                    f"the pattern {pattern!r} matches no module. {meant}Modules of the network include: "
+                    f"{', '.join(near)}."
                 )
             refuse_complex(network, matched)
             if not matched & free:
