@@ -93,7 +93,7 @@ def test_the_words_name_the_class_and_its_numbers() -> None:
     (row,) = binary_quality(math.log(5), 1).classes or ()
     point = _with_classes(Point("Calibration", "Fine.", "good"), Found(binary_quality(math.log(5), 1)))
     assert point.words == (
-        f"Fine. It predicts `positive` with a mean probability of {row.predicted:.1%}; its frequency is "
+        f"Fine. But it predicts `positive` with a mean probability of {row.predicted:.1%}; its frequency is "
         f"{row.frequency:.1%}."
     )
 

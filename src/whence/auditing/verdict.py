@@ -14,7 +14,7 @@ from whence.report.record.sections import Layer, Novelty, Profile, Shares
 from whence.where.examined import FACTORS
 
 CALIBRATED = (0.02, 0.05)  # thresholds of good and acceptable calibration errors
-CLASS_OFF = (0.25, 0.5)  # errors of a class's probability, relative to its frequency, that are mixed and poor
+CLASS_OFF = (0.25, 0.5)  # least errors of a class's probability, relative to its frequency: mixed and poor
 NOTHING = 0.005  # calibration error that counts as zero
 TOO_WIDE = 0.1  # width of an interval that is uninformative
 DETECTED = (0.9, 0.75)  # thresholds of good and acceptable AUROCs
@@ -134,17 +134,22 @@ def _with_classes(point: Point, found: Found) -> Point:
     if row is None or error < CLASS_OFF[0]:
         return point
     tone: Tone = "poor" if error >= CLASS_OFF[1] or point.is_poor else "mixed"
-    words = f"{point.words} It predicts `{name}` with a mean probability of {row.predicted:.1%}; its frequency is "
+    start = f"{point.words} {'But it' if point.is_good else 'It'}"
+    words = f"{start} predicts `{name}` with a mean probability of {row.predicted:.1%}; its frequency is "
     return replace(point, words=f"{words}{row.frequency:.1%}.", tone=tone)
 
 
 def _relative_error(row: ClassCalibration) -> float:
-    """How far the mean probability of a class is from its frequency, relative to the rarer outcome; 0 if by chance."""
+    """How far the mean probability of a class is from its frequency at least, relative to the rarer outcome.
+
+    By the end of the interval that is nearer to 0; 0 if the interval contains it.
+    """
     apart, frequency = row.difference, row.frequency or 0.0
     rarer = min(frequency, 1 - frequency)
-    if apart.value is None or apart.low is None or apart.high is None or apart.low <= 0 <= apart.high or not rarer:
+    if apart.low is None or apart.high is None or apart.low <= 0 <= apart.high or not rarer:
         return 0.0
-    return abs(apart.value) / rarer if abs(apart.value) > NOTHING else 0.0
+    least = min(abs(apart.low), abs(apart.high))
+    return least / rarer if least > NOTHING else 0.0
 
 
 def _confidence(context: Context, ece: Metric, accuracy: Estimate | None) -> Point:
