@@ -172,6 +172,31 @@ def test_a_replaced_forward_is_refused_by_name() -> None:
         fit(model)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model[0].forward = lambda x: original(x) * 2",
+        "def twice(x):\n    return original(x) * 2\nmodel[0].forward = lambda x: twice(x)",
+        "model[0].forward = lambda x: shifted(x)",
+    ],
+)
+def test_a_forward_replaced_in_a_script_or_notebook_is_refused(code: str) -> None:
+    """There the original is a global variable, which no closure shows."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    original = model[0].forward
+    exec(code, {"model": model, "original": original, "shifted": functools.partial(original)})
+    with pytest.raises(UnsupportedLayer, match="the forward of '0' was replaced by a function that refers"):
+        fit(model)
+
+
+def test_a_replaced_forward_that_needs_no_other_network_is_taken() -> None:
+    """Functions of torch, and a recursive one of its own, lead nowhere."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    code = "def again(x, n=1):\n    return again(x, n - 1) if n else torch.relu(x)\nmodel[1].forward = again"
+    exec(code, {"model": model, "torch": torch})
+    assert_close(fit(model).predict(X).logit_mean, model(X).detach(), 1e-12)
+
+
 def test_a_replaced_forward_behind_an_object_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     around = Around(model[0].forward)

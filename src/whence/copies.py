@@ -136,7 +136,7 @@ def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
                 continue
         parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         known = (value.__globals__.get(name) for name in value.__code__.co_names)
-        parts += [found for found in known if isinstance(found, (nn.Module, Tensor))]
+        parts += [found for found in known if _is_own_global(found, value)]
         for name in ("__wrapped__", "_torchdynamo_orig_callable"):
             parts += [] if getattr(value, name, None) is None else [getattr(value, name)]
     elif isinstance(value, (list, tuple)):
@@ -145,6 +145,13 @@ def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
         parts = list(getattr(value, "__dict__", {}).values())
     for part in parts:
         yield from _inside(part, depth - 1)
+
+
+def _is_own_global(found: Any, user: types.FunctionType) -> bool:
+    """Whether a global of a function can lead to a network: not the functions of other modules, such as torch's."""
+    if isinstance(found, types.FunctionType):
+        return found.__globals__ is user.__globals__ and found is not user
+    return isinstance(found, (nn.Module, Tensor, types.MethodType, functools.partial))
 
 
 # Caches of forward passes
