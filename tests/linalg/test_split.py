@@ -87,3 +87,63 @@ def test_double_precision_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(split, "gram", None)
     x = numbers(64, 32).double()
     assert_close(dense.gram(x, coarse=True), x.mT @ x, 1e-14)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "shared", "narrow"])
+def test_product(layout: str) -> None:
+    x, y = numbers(3 * 20, 13).reshape(3, 20, 13), numbers(3 * 13, 9).reshape(3, 13, 9)
+    if layout == "columns":
+        x, y = x.mT.contiguous().mT, y.mT.contiguous().mT
+    if layout == "shared":
+        y = y[:1].expand(3, -1, -1)
+    if layout == "narrow":
+        x = x[..., :12][:, ::2]
+        y = y[:, :12]
+    assert_close(split.product(x, y).double(), x.double() @ y.double(), ROUNDING)
+    assert (split.product(x, y) - x.bfloat16().float() @ y.bfloat16().float()).abs().max() > 1e-3  # not bfloat16 alone
+
+
+def test_small_and_differentiable_products_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "able", lambda like: like.dtype == torch.float32)
+    x = torch.empty(1, 1).expand(2**12, 512)
+    y = torch.empty(1, 1).expand(512, 512)
+    assert split.product_pays(x, y)
+    assert not split.product_pays(x, y[:, :32])
+    assert not split.product_pays(x[:64], y)
+    assert not split.product_pays(x.double(), y.double())
+    assert not split.product_pays(x, y.clone().requires_grad_())
+    with torch.no_grad():
+        assert split.product_pays(x, y.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("kind", ["tokens", "images"])
+def test_answers_by_split_products(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    if kind == "tokens":
+        model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8), nn.Flatten(), nn.Linear(40, 3))
+        x = torch.randn(30, 5, 6)
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 2), nn.Flatten(), nn.Linear(45, 3))
+        x = torch.randn(30, 3, 6, 6)
+    data = (x, torch.randint(3, (30,)))
+
+    def answers() -> tuple[Tensor, Tensor, Tensor]:
+        posterior = whence.laplace(model, data, likelihood="classification", prior_precision=1.0)
+        where = posterior.where(x)
+        shares = torch.tensor([row.variance_share for row in where.layers])
+        units = torch.cat([torch.tensor([row["variance_share"] for row in where.units(n).rows()]) for n in ("0", "2")])
+        return posterior.predict(x).logit_cov, shares, units
+
+    plain = answers()
+    counts = {"product": 0}
+    product = split.product
+
+    def counted(a: Tensor, b: Tensor) -> Tensor:
+        counts["product"] += 1
+        return product(a, b)
+
+    monkeypatch.setattr(split, "product", counted)
+    monkeypatch.setattr(split, "product_pays", lambda a, b: a.dtype == torch.float32)
+    for found, wanted in zip(answers(), plain, strict=True):
+        assert_close(found.double(), wanted.double(), 1e-4)
+    assert counts["product"] > 4

@@ -24,6 +24,14 @@ NEGATIVE_VALUE = (
 SPLIT = 384  # only the upper triangle of a wider Gram matrix is computed
 
 
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """x y for x [B, M, R] and y [B, R, N], with broadcasting over B; by split products where a GPU gains from them."""
+    if not split.product_pays(x, y):
+        return x @ y
+    batch = max(len(x), len(y))
+    return split.product(x.expand(batch, -1, -1), y.expand(batch, -1, -1))
+
+
 def is_narrow(t: Tensor) -> bool:
     """Whether a tensor is in half precision."""
     return t.dtype in (torch.float16, torch.bfloat16)

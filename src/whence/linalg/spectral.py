@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from whence.engine.memory import remembered
+from whence.linalg.dense import matmul
 from whence.linalg.ratios import Ratio, Separable
 
 DRAWS = 8  # draws that are multiplied by a basis at a time on the CPU
@@ -275,7 +276,11 @@ def times_basis(v: Tensor, basis: Tensor | None) -> Tensor:
     """v B for v [..., E, m, n] and B [E, n, n], its diagonal [E, n], or None for I."""
     if basis is None:
         return v
-    return v * basis.unsqueeze(-2) if basis.dim() == 2 else v @ basis
+    if basis.dim() == 2:
+        return v * basis.unsqueeze(-2)
+    if len(basis) > 1 or v.dim() < 3:
+        return v @ basis
+    return matmul(v.flatten(0, -2).unsqueeze(0), basis).reshape(*v.shape[:-1], -1)
 
 
 def times_transposed(v: Tensor, basis: Tensor | None) -> Tensor:
@@ -287,7 +292,9 @@ def basis_times(v: Tensor, basis: Tensor | None) -> Tensor:
     """B v for v [..., E, n, m]."""
     if basis is None:
         return v
-    return v * basis.unsqueeze(-1) if basis.dim() == 2 else basis @ v
+    if basis.dim() == 2:
+        return v * basis.unsqueeze(-1)
+    return basis @ v if len(basis) > 1 or v.dim() < 3 else matmul(basis, v.flatten(0, -3)).reshape(v.shape)
 
 
 def _on_device(value: Any, device: torch.device) -> Any:

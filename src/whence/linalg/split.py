@@ -1,8 +1,8 @@
 """float32 products on a GPU's tensor cores, with every number split into two bfloat16 numbers.
 
 x = h + m up to 2⁻¹⁷ |x|, and products of bfloat16 numbers are exact in float32. Tensor cores lose digits in sums,
-so they sum ``split_rows`` rows at a time, and the pieces are added in float32. The relative error is about 1e-6, so
-this is for outputs of TF32 convolutions (torch's default), whose error is a hundred times larger.
+so those over data sum ``split_rows`` rows at a time, and the pieces are added in float32. The relative error is 1e-6 to
+2e-6. They are used where convolutions may use TF32 (torch's default), whose error is a hundred times larger.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from whence.errors import is_out_of_memory
 WIDE = 512  # width from which Gram matrices
 WORK = 8e9  # with this many operations are faster this way
 WIDE_SHIFTED = 128  # the same for shifted products, which share the splitting
+LEAST = 64  # rows, columns and terms of a product that is faster this way
+LEAST_WORK = 2e9  # operations of it
+ALIGNED = 8  # bfloat16 numbers in the 16 bytes that tensor cores read at a time
 
 
 def gram_pays(like: Tensor, rows: int, width: int) -> bool:
@@ -29,6 +32,14 @@ def gram_pays(like: Tensor, rows: int, width: int) -> bool:
 def shifted_pays(like: Tensor, width: int) -> bool:
     """Whether :func:`shifted_products` is faster."""
     return width >= WIDE_SHIFTED and able(like)
+
+
+def product_pays(x: Tensor, y: Tensor) -> bool:
+    """Whether :func:`product` of [..., M, R] and [..., R, N] is faster; never where it must be differentiable."""
+    least = min(*x.shape[-2:], y.shape[-1])
+    if least < LEAST or 2.0 * x.numel() * y.shape[-1] < LEAST_WORK or x.dtype != y.dtype:
+        return False
+    return able(x) and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad))
 
 
 def able(like: Tensor) -> bool:
@@ -78,6 +89,42 @@ def shifted_products(flat: Tensor, rows: int, shifts: Sequence[int]) -> Tensor:
             else:
                 total += parts.sum((0, 1, 3))
     return found
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x y for x [B, M, R] and y [B, R, N] in float32: h h' + h m' + m h', as one product with 3 R terms.
+
+    Without m m', which is at most 2⁻¹⁸ of |x| |y|: a relative error of about 2e-6.
+    """
+    left, right = _stacked(x, "hhm"), _stacked(y.mT, "hmh").mT
+    return torch.bmm(left, right, out_dtype=torch.float32) if x.is_cuda else left.float() @ right.float()
+
+
+def _stacked(x: Tensor, order: str) -> Tensor:
+    """h and m of x [B, M, R] side by side in some order, each padded with zeros, [B, M, 3 · R']; in x's own layout."""
+    if len(x) > 1 and x.stride(0) == 0:  # one matrix for all
+        return _stacked(x[:1], order).expand(len(x), -1, -1)
+    if x.stride(-1) != 1 and x.stride(-2) == 1:
+        return _along(x.mT, 1, order).mT
+    return _along(x, 2, order)
+
+
+def _along(x: Tensor, dim: int, order: str) -> Tensor:
+    size = x.shape[dim]
+    padded = -(-size // ALIGNED) * ALIGNED
+    shape = list(x.shape)
+    shape[dim] = len(order) * padded
+    made = torch.zeros if padded > size else torch.empty
+    whole = made(shape, dtype=torch.bfloat16, device=x.device)
+    found = [part.narrow(dim, 0, size) for part in whole.split(padded, dim)]
+    h, m = found[order.index("h")], found[order.index("m")]
+    h.copy_(x)
+    m.copy_(x - h)
+    for part, which in zip(found, order, strict=True):
+        source = h if which == "h" else m
+        if part is not source:
+            part.copy_(source)
+    return whole
 
 
 def _halves(x: Tensor, length: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence.errors import NotPositiveDefinite
 from whence.linalg import gram_kernel
-from whence.linalg.dense import long_product
+from whence.linalg.dense import long_product, matmul
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.gram_kernel import two_grams, weighted_gram
 from whence.linalg.ratios import Separable
@@ -168,8 +168,12 @@ class FewPositions:
 
         Σ_d J_od (Σ J)_od = Σ_t g_to [B_G (w ∘ …) ã_t]_o;  Σ_d J_od² / (d_o e_d) = Σ_tt' g_to g_t'o (ã_t · ã_t') / d_o
         """
-        turned = basis_times(moved @ self.a.transpose(0, 1).unsqueeze(1).mT, kronecker.left)  # [N, K, E, O, T]
-        own = torch.einsum("enkto,nkeot->kneo", self.g, turned)
+        _, columns, pairs, outputs, inputs = moved.shape
+        across = moved.permute(2, 0, 1, 3, 4).reshape(-1, columns * outputs, inputs)  # [E · N, K · O, D]
+        turned = matmul(self.a.flatten(0, 1), across.mT)  # [E · N, T, K · O]
+        turned = turned.unflatten(2, (columns, outputs)).unflatten(0, (pairs, -1))  # [E, N, T, K, O]
+        turned = turned if kronecker.left is None else times(turned, transposed(kronecker.left))
+        own = (self.g.transpose(2, 3) * turned).sum(2).permute(2, 1, 0, 3)
         gram = (self.a @ self.a.mT).unsqueeze(2)  # [E, N, 1, T, T]
         alone = prior * (self.g * (gram @ self.g)).sum(3).permute(2, 1, 0, 3)
         return [own, alone / kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else alone]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from whence.linalg.dense import matmul
+
 
 @dataclass(frozen=True)
 class LayerInput:
@@ -81,7 +83,7 @@ def times(t: Tensor, basis: Tensor) -> Tensor:
     """t · basis for t [E, …, D] and basis [E, D, D'] as one product for each pair, or its diagonal [E, D]."""
     if basis.dim() == 2:
         return t * basis.reshape(len(basis), *(1,) * (t.dim() - 2), -1)
-    return (t.flatten(1, -2) @ basis).unflatten(1, t.shape[1:-1])
+    return matmul(t.flatten(1, -2), basis).unflatten(1, t.shape[1:-1])
 
 
 def outer_sum(g: Tensor, x: Tensor) -> Tensor:
@@ -93,5 +95,9 @@ def outer_sum(g: Tensor, x: Tensor) -> Tensor:
     mergeable = side_by_side.stride(2) == side_by_side.shape[3] * side_by_side.stride(3)  # K and O merge as a view
     if g.device.type == "cpu" and columns > 1 and not mergeable:
         return torch.stack([column.mT @ x for column in g]).transpose(1, 2)
-    merged = side_by_side.reshape(pairs, size, columns * outputs, positions) @ x
-    return merged.unflatten(2, (columns, outputs)).permute(2, 1, 0, 3, 4)
+    if mergeable or g.stride(3) == 1:
+        merged = side_by_side.reshape(pairs * size, columns * outputs, positions)
+    else:  # the copy keeps the order of memory
+        merged = g.permute(1, 2, 3, 0, 4).reshape(pairs * size, positions, columns * outputs).mT
+    found = matmul(merged, x.flatten(0, 1)).unflatten(0, (pairs, size))
+    return found.unflatten(2, (columns, outputs)).permute(2, 1, 0, 3, 4)

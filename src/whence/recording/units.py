@@ -50,7 +50,8 @@ class Units:
     def total_of_rows(self, values: Tensor) -> Tensor:
         """Sum values of a matrix's rows [..., E, O] by unit, [..., U]."""
         assert self.of_row is not None
-        return _summed(values.flatten(-2), self.of_row, self.count)
+        values = values.flatten(-2)
+        return values if len(self.of_row) == self.count else _summed(values, self.of_row, self.count)
 
 
 def _summed(values: Tensor, index: Tensor, count: int) -> Tensor:
