@@ -16,6 +16,7 @@ from whence.errors import BadData
 from whence.likelihoods import Gaussian
 from whence.posteriors.laplace import validation as module
 from whence.posteriors.laplace.evidence import log_evidence
+from whence.posteriors.laplace.tuning import tuned_by
 from whence.predictive.linearised import moments
 
 
@@ -61,6 +62,30 @@ def test_the_trace_holds_what_a_full_prediction_gives() -> None:
         direct = posterior.with_prior(trial.prior_factor).with_data_scale(trial.data_scale)
         assert validation_loss(direct, validation) == pytest.approx(trial.score, rel=1e-4)
     assert validation_loss(tuned, validation) == pytest.approx(tuned.tuning.score, rel=1e-4)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
+@pytest.mark.parametrize("double", [False, True])
+def test_the_search_gives_the_prediction_of_the_validation_inputs(structure: str, double: bool) -> None:
+    """Audits take it from there instead of making a pass of their own."""
+    model, train, validation = trained()
+    kept = [x if double else x.float() for x in (train[0], validation[0])]
+    model = model if double else model.float()
+    posterior = whence.laplace(model, (kept[0], train[1]), likelihood="classification", structure=structure)
+    tuned = tuned_by(posterior, (kept[1], validation[1]), progress=False)
+    found, expected = tuned.prediction(kept[1]), tuned.posterior.predict(kept[1])
+    assert found is not None
+    tolerance = 1e-8 if double else 1e-4
+    assert_close(found.logit_mean, expected.logit_mean, tolerance)
+    assert_close(found.logit_cov, expected.logit_cov, tolerance)
+    assert_close(found.probs, expected.probs, tolerance)
+
+
+def test_the_evidence_and_draws_keep_no_prediction() -> None:
+    model, train, validation = trained()
+    posterior = whence.laplace(model, train, likelihood="classification")
+    assert tuned_by(posterior, None).prediction(validation[0]) is None
+    assert tuned_by(posterior, validation, method="sampled", num_samples=4).prediction(validation[0]) is None
 
 
 def test_validation_tuning_beats_every_neighbour_and_the_start() -> None:

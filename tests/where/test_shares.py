@@ -116,18 +116,21 @@ def test_connections_are_those_of_brute_force(name: str, fit: tuple[str, float |
     if len(posterior.record.output_shape) != 1:
         return
     wanted, places = by_weight(posterior, case).sum(0), weight_places(posterior)
-    chosen = {b.name: list(range(0, units_of(posterior.network, b).count, 2)) for b in posterior.blocks}
-    found = connection_shares(posterior, case.x, chosen)
-    for block in posterior.blocks:
-        units = units_of(posterior.network, block)
-        index = connections_of(block, units)
-        if index is None:
-            assert block.name not in found
-            continue
-        cell = units.of_weight * index.count + index.of_weight
-        expected = torch.zeros(units.count * index.count, dtype=torch.float64)
-        expected = expected.index_add(0, cell, wanted[places[block.name]]).reshape(units.count, -1)[chosen[block.name]]
-        assert_close(found[block.name].variance, expected, 1e-8, 1e-10 * float(wanted.sum()))
+    for step in (1, 2):
+        chosen = {b.name: list(range(0, units_of(posterior.network, b).count, step)) for b in posterior.blocks}
+        found = connection_shares(posterior, case.x, chosen)
+        for block in posterior.blocks:
+            units = units_of(posterior.network, block)
+            index = connections_of(block, units)
+            if index is None:
+                assert block.name not in found
+                continue
+            cell = units.of_weight * index.count + index.of_weight
+            expected = torch.zeros(units.count * index.count, dtype=torch.float64)
+            expected = expected.index_add(0, cell, wanted[places[block.name]]).reshape(units.count, -1)[
+                chosen[block.name]
+            ]
+            assert_close(found[block.name].variance, expected, 1e-8, 1e-10 * float(wanted.sum()))
 
 
 def test_a_connection_is_a_kernel_or_a_weight_or_the_bias() -> None:

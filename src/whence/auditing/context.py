@@ -66,6 +66,7 @@ class Context:
     profile_note: str = ""  # why it is not the posterior itself
     note: str = ""  # what is different in this audit
     wants_shares: bool = True  # whether any section needs shares or novelty
+    validation_prediction: Any = None  # if tuning has computed it
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property
@@ -154,6 +155,8 @@ class Context:
 
     def _bayesian(self, name: str) -> Any:
         whole = self.need(name)
+        if name == "validation" and self.validation_prediction is not None:
+            return self.validation_prediction
         if self.in_one_pass and len(self.profiled[name]) == len(whole) and (name != "validation" or self._unvalidated):
             return self.examined(name).prediction()
         return self.posterior.predict(whole.inputs, **self._by_draws())

@@ -22,11 +22,20 @@ from whence.linalg.structures import StructureKind
 from whence.posteriors.base import Posterior, is_posterior
 from whence.posteriors.laplace.front import laplace
 from whence.posteriors.laplace.posterior import Laplace
+from whence.posteriors.laplace.tuning import tuned_by
 from whence.priors import RELATIVE
 
 StructureName = Literal["full", "block", "kron", "ekfac", "diag", "lowrank"]
 CurvatureName = Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"]
 Sets = Mapping[str, Examples | None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The posterior of an audit, and its prediction of the validation inputs if tuning has computed it."""
+
+    posterior: Posterior
+    validation: Any = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class FitOptions:
     def _curvature(self) -> CurvatureKind:
         return CurvatureKind.parse(self.curvature, "curvature")
 
-    def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Posterior:
+    def posterior(self, model: Any, train: Any, likelihood: Any, sets: Sets, log: Progress) -> Fitted:
         """The given posterior or a new one, tuned if there is validation data and it was not yet."""
         if is_posterior(model):
             self._check_given(model, likelihood)
@@ -61,7 +70,9 @@ class FitOptions:
                 pass
         else:
             found = self._fitted(model, train, likelihood, sets, log)
-        return self._tuned(found.as_laplace("tuning"), sets["validation"], log) if found.has_curvature else found
+        if not found.has_curvature:
+            return Fitted(found)
+        return self._tuned(found.as_laplace("tuning"), sets["validation"], log)
 
     def _check_given(self, posterior: Posterior, likelihood: Any) -> None:
         """Refuse options that a given posterior already determines."""
@@ -128,18 +139,20 @@ class FitOptions:
         )
         log.expect(expected_seconds(network, some.inputs, size))
 
-    def _tuned(self, posterior: Laplace, validation: Examples | None, log: Progress) -> Laplace:
+    def _tuned(self, posterior: Laplace, validation: Examples | None, log: Progress) -> Fitted:
         given = validation is not None and validation.targets is not None
         if validation is None or not given or not self.tune:
             if posterior.tuning is None:
                 reason = "it was not requested" if given else "no validation data were given"
                 log.leave_out("tuning", f"{reason}; the prior precision is unchanged.")
-            return posterior
+            return Fitted(posterior)
         with log.step("tune"):
             if posterior.tuning is not None:
-                return posterior
+                return Fitted(posterior)
             some = validation if self.tuned is None else validation.thinned(self.tuned)
-            return posterior.tune(some.pair, method=posterior.default_method, progress=self.progress)
+            tuned = tuned_by(posterior, some.pair, method=posterior.default_method, progress=self.progress)
+            whole = len(some) == len(validation)
+            return Fitted(tuned.posterior, tuned.prediction(validation.inputs) if whole else None)
 
 
 def _check_sets(network: Network, sets: Sets, probe: Any) -> None:

@@ -150,7 +150,8 @@ def audit(
             profiled,
             QUICK_TUNED if quick else None,
         )
-        posterior = fit.posterior(model, train, likelihood, sets, log)
+        fitted = fit.posterior(model, train, likelihood, sets, log)
+        posterior = fitted.posterior
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
             check_targets(posterior.snapshots[0], posterior.likelihood, one)
@@ -167,6 +168,7 @@ def audit(
             profile_posterior=posterior,
             wants_shares=bool(examine),
             note=_quick_words(curvature) if quick else "",
+            validation_prediction=fitted.validation,
         )
         context, found = _sections(context, chosen, log)
     return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)

@@ -153,8 +153,9 @@ class _Inputs:
         for layer in layers:
             if layer.group_weights is not None:
                 few = int(work // _multiplications(blocks[layer.name], len(layer.shown), outputs))
-                few = max(self.members.shape[1], min(len(self.members), few))
-                found.setdefault(min(few, len(self.members)), {})[layer.name] = layer.shown
+                few = 4 ** (few.bit_length() // 2) if few < len(self.members) else few  # layers share a pass
+                few = min(len(self.members), max(self.members.shape[1], few))
+                found.setdefault(few, {})[layer.name] = layer.shown
         return found
 
     def _spread_out(self, count: int) -> tuple[Tensor, Tensor]:

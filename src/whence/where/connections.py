@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from whence.curvature.diagonals import is_unshared
+from whence.engine.checks import DeferredChecks
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import KroneckerSpectral, basis_times, times_basis, times_transposed
 from whence.predictive.project import shared_rows
@@ -107,14 +109,14 @@ def connection_shares_of_groups(
 ) -> list[dict[str, ConnectionShares]]:
     """The same over each group of inputs, in one pass; ``groups`` [N, M] says which inputs are in each."""
     layers: dict[str, _ChosenUnits] = {}
-    for block in posterior.blocks:
-        if chosen.get(block.name):
-            units = units_of(posterior.network, block)
-            found = connections_of(block, units)
-            if found is not None:
-                layers[block.name] = _ChosenUnits(block, units, found, chosen[block.name])
+    for gaussian, blocks in posterior.gaussians():
+        by_rows = isinstance(gaussian.spectral, KroneckerSpectral)
+        for block in blocks:
+            units = units_of(posterior.network, block) if chosen.get(block.name) else None
+            found = None if units is None else connections_of(block, units)
+            if units is not None and found is not None:
+                layers[block.name] = _ChosenUnits(block, units, found, chosen[block.name], by_rows)
     count = 1 if groups is None else groups.shape[1]
-    sums = {name: torch.zeros(count, 2, layer.cells, dtype=torch.float64) for name, layer in layers.items()}
 
     def compute(outputs: Tensor, grads: Gradients, first: int) -> dict[str, Tensor]:
         size = grads.recording.size
@@ -123,14 +125,15 @@ def connection_shares_of_groups(
 
     if not layers:
         return [{} for _ in range(count)]
-    for parts in ColumnPass(posterior, question or Question(), "connections()").over(x, compute):
-        for name, part in parts.items():
-            sums[name] += part
+    sums: dict[str, Tensor] = {}  # where they were computed: no piece waits for a transfer
+    with DeferredChecks():
+        for parts in ColumnPass(posterior, question or Question(), "connections()").over(x, compute):
+            for name, part in parts.items():
+                sums[name] = sums[name] + part if name in sums else part
+    tables = {name: layer.total(sums[name]).reshape(count, 2, len(layer.chosen), -1) for name, layer in layers.items()}
     return [
         {
-            name: ConnectionShares(
-                tuple(layer.chosen), layer.connections, *sums[name][group].reshape(2, -1, layer.connections.count)
-            )
+            name: ConnectionShares(tuple(layer.chosen), layer.connections, *tables[name][group])
             for name, layer in layers.items()
         }
         for group in range(count)
@@ -140,14 +143,14 @@ def connection_shares_of_groups(
 def _connection_parts(
     posterior: Laplace, layers: Mapping[str, _ChosenUnits], grads: Gradients, members: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """By layer, [M, 2, units · G], of one batch."""
+    """By layer, weights of one batch [M, 2, p]."""
     for gaussian, blocks in posterior.gaussians():
         if posterior.curvature.joint:
             parts = torch.stack(per_weight(gaussian, blocks, grads)).squeeze(1)  # [2, N, P]
-            by_group = torch.einsum("inp,nm->mip", parts, members.to(parts.dtype)).cpu()
+            by_group = torch.einsum("inp,nm->mip", parts, members.to(parts.dtype))
             for block, part in zip(blocks, by_group.split([b.size for b in blocks], -1), strict=True):
                 if block.name in layers:
-                    yield block.name, layers[block.name].total(part)
+                    yield block.name, part
         elif blocks[0].name in layers:
             yield blocks[0].name, layers[blocks[0].name].parts(gaussian, grads, members)
 
@@ -160,6 +163,7 @@ class _ChosenUnits:
     units: Units
     connections: Connections
     chosen: list[int]
+    by_rows: bool  # Kronecker: only the rows of the units are computed
 
     @property
     def cells(self) -> int:
@@ -172,34 +176,36 @@ class _ChosenUnits:
         place = place[self.units.of_weight]
         return torch.where(place < 0, -1, place * self.connections.count + self.connections.of_weight)
 
-    def total(self, values: Tensor, cell: Tensor | None = None) -> Tensor:
-        """Values of weights [M, 2, P] added up by cell, [M, 2, units · G]."""
-        cell = self.cell() if cell is None else cell
+    @cached_property
+    def rows(self) -> list[tuple[int, Tensor]]:
+        """The rows of the units in each Kronecker pair that has any."""
+        assert self.units.of_row is not None and self.block.form is not None
+        wanted = torch.isin(self.units.of_row, torch.tensor(self.chosen)).reshape(self.block.form.native[:2])
+        return [(pair, mine.nonzero().flatten()) for pair, mine in enumerate(wanted) if bool(mine.any())]
+
+    def total(self, values: Tensor) -> Tensor:
+        """Values of weights, as :meth:`parts` or a joint structure gives them, added up by cell, [M, 2, units · G]."""
+        cell = self.cell()
+        if self.by_rows:
+            native = self.block.to_native(cell)  # [E, O, D]
+            cell = torch.cat([native[pair, rows].flatten() for pair, rows in self.rows])
         mine = cell >= 0
         sums = torch.zeros(*values.shape[:2], self.cells, dtype=torch.float64)
         return sums.index_add(2, cell[mine], values.double().cpu()[..., mine])
 
     def parts(self, gaussian: BlockGaussian, grads: Gradients, members: Tensor) -> Tensor:
-        """Of one batch, where blocks are not correlated, [M, 2, units · G]."""
+        """Of one batch, where blocks are not correlated: weights of ``rows`` if ``by_rows``, else all, [M, 2, p]."""
         block = self.block
-        if not isinstance(gaussian.spectral, KroneckerSpectral):
-            found = torch.zeros(members.shape[1], 2, block.size, dtype=torch.float64)
-            for which in grads.row_chunks(block):
-                rows = grads.rows(block, which)  # [K, n, P]
-                others = (gaussian.solve(rows), rows * gaussian.prior_variance())
-                both = torch.stack([(rows * other).sum(0) for other in others])  # [2, n, P]
-                found += torch.einsum("inp,nm->mip", both, members[which].to(both.dtype)).double().cpu()
-            return self.total(found)
-        assert self.units.of_row is not None and block.form is not None
-        wanted = torch.isin(self.units.of_row, torch.tensor(self.chosen)).reshape(block.form.native[:2])
-        cells = block.to_native(self.cell())  # [E, O, D]
-        total = torch.zeros(members.shape[1], 2, self.cells, dtype=torch.float64)
-        kronecker = _KroneckerParts(gaussian, gaussian.spectral, block, grads, members)
-        for pair, mine in enumerate(wanted):
-            rows = mine.nonzero().flatten()
-            if len(rows):
-                total = total + self.total(kronecker.of(pair, rows).flatten(2), cells[pair, rows].flatten())
-        return total
+        if isinstance(gaussian.spectral, KroneckerSpectral):
+            kronecker = _KroneckerParts(gaussian, gaussian.spectral, block, grads, members)
+            return torch.cat([kronecker.of(pair, rows).flatten(2) for pair, rows in self.rows], 2)
+        found = torch.zeros(members.shape[1], 2, block.size, dtype=torch.float64, device=members.device)
+        for which in grads.row_chunks(block):
+            rows = grads.rows(block, which)  # [K, n, P]
+            others = (gaussian.solve(rows), rows * gaussian.prior_variance())
+            both = torch.stack([(rows * other).sum(0) for other in others])  # [2, n, P]
+            found += torch.einsum("inp,nm->mip", both, members[which].to(both.dtype)).double()
+        return found
 
 
 class _KroneckerParts:

@@ -303,7 +303,6 @@ class Laplace(WeightPosterior[P_co]):
         """The same curvature with the prior added exactly, or to each Kronecker factor (Ritter's eq. 9)."""
         return replace(self, damping=Damping.checked(damping, self.curvature.options.structure), tuning=None)
 
-    @full_precision()
     def tune(
         self,
         data: Any = None,
@@ -323,10 +322,10 @@ class Laplace(WeightPosterior[P_co]):
         ``.tuning``, and with validation data the ``.reference`` for novelty (a linearised pass;
         ``reference=False`` leaves it out).
         """
-        from whence.posteriors.laplace.tuning import tune
+        from whence.posteriors.laplace.tuning import tuned_by
 
         options = (per_layer, method, data_scale, num_samples, generator, progress, reference)
-        return cast("Self", tune(self, data, *options))
+        return cast("Self", tuned_by(self, data, *options).posterior)
 
     # More data
 

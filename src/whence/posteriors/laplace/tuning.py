@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from whence.engine.batches import take
+from whence.engine.batches import Inputs, take
+from whence.engine.contexts import full_precision
 from whence.engine.memory import remembered
 from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
@@ -16,7 +17,10 @@ from whence.linalg.gaussian import Damping
 from whence.posteriors.laplace.description import Trial, Tuning
 from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
 from whence.posteriors.laplace.search import ScaleSearch, Search, level
+from whence.predictive.collected import CollectedPredictions
 from whence.predictive.dispatch import Method, predict
+from whence.predictive.linearised_draws import Probes, directions_for
+from whence.predictive.predictions import Prediction
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -27,18 +31,42 @@ ROUNDS = 300  # alternations of prior and noise
 ScaleChoice = bool | Literal["auto"]
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """A tuned posterior, and the search that found it; None if the evidence did."""
+
+    posterior: Laplace
+    search: Search | None = None
+
+    def prediction(self, inputs: Inputs) -> Prediction | None:
+        """The linearised prediction of all validation inputs, if the search kept what it needs."""
+        if self.search is None or self.search.by_draws:
+            return None
+        if directions_for(self.posterior, inputs, Probes.AUTO, None) is not None:
+            return None
+        with full_precision():
+            found = self.search.validation.moments(self.posterior)
+            if found is None:
+                return None
+            collected = CollectedPredictions(self.posterior, inputs)
+            for moments in found:
+                collected.add(moments)
+            return collected.prediction()
+
+
+@full_precision()
 @torch.inference_mode(False)
-def tune(
+def tuned_by(
     posterior: Laplace,
     data: Any,
-    per_layer: bool,
-    method: str,
-    data_scale: ScaleChoice,
-    num_samples: int | None,
-    generator: torch.Generator | None,
-    progress: bool,
-    reference: bool,
-) -> Laplace:
+    per_layer: bool = False,
+    method: str = "linearised",
+    data_scale: ScaleChoice = "auto",
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+    reference: bool = True,
+) -> Tuned:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.tune`."""
     chosen = Method.parse(method, "method")
     if not isinstance(data_scale, bool):
@@ -51,17 +79,17 @@ def tune(
             )
         if data_scale is True:
             raise BadOption("the evidence cannot choose the data scale; pass validation data, or omit data_scale.")
-        return _by_evidence(posterior, per_layer)
+        return Tuned(_by_evidence(posterior, per_layer))
     network = posterior.network
     loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
     search = Search(posterior, loader, chosen, ScaleSearch(data_scale), num_samples, generator, progress)
     tuned = search.run(per_layer)
     if not reference:
-        return tuned
+        return Tuned(tuned, search)
     from whence.where.novelty import with_reference
 
-    return with_reference(tuned, data, search.validation.traces)
+    return Tuned(with_reference(tuned, data, search.validation.traces), search)
 
 
 def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:

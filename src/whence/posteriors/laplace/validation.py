@@ -20,6 +20,7 @@ from whence.errors import BadData
 from whence.likelihoods import Likelihood
 from whence.predictive import linearised
 from whence.predictive.lattice_rows import FEW_OUTPUTS, EigenvalueLattice
+from whence.predictive.linearised import Moments
 from whence.predictive.project import project
 from whence.predictive.projection import LookedUp, Rows, Unshared
 from whence.predictive.separable import Priors
@@ -203,15 +204,23 @@ class Validation:
         From what is kept. None if nothing is, if it is in another basis, if blocks are correlated, or if the outputs
         are so many that random columns would replace them.
         """
-        same = len(self._basis) == len(weak.spectra) and all(
-            a is b for a, b in zip(self._basis, weak.spectra, strict=True)
-        )
-        if self._kept is None or not same or weak.curvature.joint or self.left_out:
+        kept = self._kept_in_basis(weak)
+        if kept is None or weak.curvature.joint or weak.output_shape[0] > FEW_OUTPUTS:
             return None
-        if weak.output_shape[0] > FEW_OUTPUTS:
-            return None
-        own, alone = torch.cat([_traces(piece, weak) for piece in self._kept], 1)
+        own, alone = torch.cat([_traces(piece, weak) for piece in kept], 1)
         return own, alone
+
+    def moments(self, posterior: Laplace) -> list[Moments] | None:
+        """Mean and covariance of the outputs of all examples, from what is kept; None if nothing is."""
+        kept = self._kept_in_basis(posterior)
+        return None if kept is None else [_moments(piece, posterior) for piece in kept]
+
+    def _kept_in_basis(self, posterior: Laplace) -> list[ProjectedExamples] | None:
+        """The projections of all examples, if they are kept and in the eigenbases of ``posterior``."""
+        same = len(self._basis) == len(posterior.spectra) and all(
+            a is b for a, b in zip(self._basis, posterior.spectra, strict=True)
+        )
+        return self._kept if same and not self.left_out else None
 
     def _keep_covariances(self, piece: ProjectedExamples, rs: list[float], found: list[Tensor]) -> None:
         """Keep all covariances of a pass or none, since they are in one tensor."""
@@ -277,6 +286,15 @@ def _traces(piece: ProjectedExamples, posterior: Laplace) -> Tensor:
             both = both - both.mean(-1, keepdim=True)  # on one side, which is enough for the trace
         found.append(both.diagonal(dim1=-2, dim2=-1).sum(-1) * both.new_tensor([[1.0], [strong / gaussian.delta]]))
     return torch.stack(found, 2).cpu()
+
+
+@torch.no_grad()
+def _moments(piece: ProjectedExamples, posterior: Laplace) -> Moments:
+    parts = [
+        projection.weighted_priors(Priors([gaussian]))[0]
+        for (gaussian, _), projection in zip(posterior.gaussians(), piece.projections, strict=True)
+    ]
+    return Moments(piece.mean, torch.stack(parts).sum(0))
 
 
 def _joined(one: ProjectedExamples, other: ProjectedExamples) -> ProjectedExamples:
