@@ -302,7 +302,7 @@ def test_linearised_predictions_agree_with_the_full_posterior(name: str) -> None
     draws = drawn(fitted(case), (case.x, case.y), num_samples=2000)
     full = fitted(case, structure="full")
     moments = linearised.moments(full, case.x)
-    mean, moved = draws._derivatives(case.x, draws.deviations)
+    mean, moved = draws._linearised_draws(draws.deviations).moved(case.x)
     assert_close(mean, moments.mean, 1e-10)
     got = torch.einsum("snc,snd->ncd", moved, moved) / 2000
     diag = moments.cov.diagonal(dim1=-2, dim2=-1)
@@ -323,7 +323,7 @@ def test_linearised_draws_move_by_the_jacobian(name: str) -> None:
     """Also where forward-mode differentiation gives another derivative, or none."""
     case = ALL[name](0)
     draws = drawn(fitted(case), (case.x, case.y), num_samples=3)
-    _, moved = draws._derivatives(case.x, draws.deviations)
+    _, moved = draws._linearised_draws(draws.deviations).moved(case.x)
     jac = slow.jacobian(case.model, bayesian(case), case.x)
     assert_close(moved, torch.einsum("ncp,sp->snc", jac, flat(draws.deviations)))
 

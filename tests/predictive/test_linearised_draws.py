@@ -6,6 +6,7 @@ import gc
 import math
 import warnings
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 import whence
 from tests.where.test_question import fitted, jacobian
 from whence.errors import BadOption, NotDefined, Notice
+from whence.posteriors.laplace.drawn_losses import DrawnLosses
+from whence.posteriors.laplace.validation import Validation
+from whence.predictive.dispatch import Method
 from whence.predictive.linearised_draws import LinearisedDraws, linearised_draws
 
 
@@ -50,6 +54,37 @@ def test_a_map_is_predicted_pixel_by_pixel() -> None:
     torch.testing.assert_close(found.probs.movedim(1, -1), wanted, atol=0.02, rtol=0)
     torch.testing.assert_close(found.entropy - found.aleatoric, found.epistemic)
     assert found.samples.shape == (6000, 3, 4, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["map", "tokens", "numbers"])
+def test_dense_outputs_are_predicted_linearised_by_default(name: str) -> None:
+    """A deterministic function of the inputs, also as the source of attacks and mixtures."""
+    posterior, x = fitted(name, "kron")
+    found, again = posterior.predict(x), posterior.predict(x, method="linearised")
+    values = (found.mean, again.mean) if name == "numbers" else (found.probs, again.probs)
+    torch.testing.assert_close(*values, rtol=0, atol=0)
+    (source,) = posterior.sources(num_samples=10)
+    drawn = torch.cat([outputs() for outputs, _ in source.parts(x, False, 2)])  # pairs of each chunk stand together
+    wanted = linearised_draws(posterior, 5).outputs(x)
+    torch.testing.assert_close(drawn.sort(0).values, wanted.sort(0).values)
+    weights = torch.cat([w for _, w in source.parts(x, False, 2)])
+    torch.testing.assert_close(weights.exp(), torch.full((10,), 0.1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["linearised", "sampled"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
+def test_losses_at_other_data_scales_are_those_of_the_scaled_posterior(method: str, structure: str) -> None:
+    """Draws under V(δ, s) are those under V(δ / s, 1), divided by √s."""
+    posterior, x = fitted("map", structure)
+    y = torch.randint(4, (len(x), 3, 4), generator=torch.Generator().manual_seed(0))
+    validation = Validation(posterior.network.read((x, y), "validation"), progress=False)
+    drawn = DrawnLosses(validation, Method(method), 6, seed=3)
+    logs = [-1.0, 0.0, 2.5]
+    for s, found in zip(logs, drawn.losses(posterior, logs), strict=True):
+        names = [p.name for b in posterior.blocks for p in b.params]
+        prior = posterior.under(posterior.prior.scaled_by(dict.fromkeys(names, math.exp(s))))
+        direct = replace(prior, data_scale=posterior.data_scale * math.exp(s))
+        torch.testing.assert_close(found, drawn.losses(direct)[0], rtol=1e-8, atol=1e-10)
 
 
 def test_numbers_have_the_variance_of_the_jacobian() -> None:

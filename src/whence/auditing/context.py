@@ -45,7 +45,6 @@ TRIED = 200  # inputs used to see whether another posterior can be profiled
 LEAST = 0.1  # share of the prior variance that the data must explain for a profile
 CLASSES = 20  # classes with a view
 KEPT = (("examined", "validation"), "reference", *((name, Kind.PLAIN) for name in ("test", "validation", "ood")))
-SAMPLES = 30  # draws behind predictions of dense outputs
 T = TypeVar("T")
 
 
@@ -89,8 +88,8 @@ class Context:
 
     @property
     def has_dense_outputs(self) -> bool:
-        """Whether a Laplace posterior must predict by draws, since outputs are more than a vector."""
-        return self.posterior.has_curvature and self.posterior.usual_method is Method.SAMPLED
+        """Whether outputs of a Laplace posterior are more than a vector, so that it predicts by draws."""
+        return self.posterior.has_curvature and len(self.posterior.output_shape or ()) != 1
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
@@ -165,8 +164,7 @@ class Context:
         """Options of predictions by draws, with fixed draws."""
         if self.posterior.usual_method is Method.LINEARISED:
             return {}
-        found: dict[str, Any] = {"generator": torch.Generator().manual_seed(self.seed)}
-        return found | ({"method": "sampled", "num_samples": SAMPLES} if self.has_dense_outputs else {})
+        return {"generator": torch.Generator().manual_seed(self.seed)}
 
     def uncertainty(self, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
         """One number for each input of a set."""

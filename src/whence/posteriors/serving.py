@@ -16,7 +16,7 @@ from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior, WeightPosterior
 from whence.predictive.difference import difference
 from whence.predictive.dispatch import Method, check_count
-from whence.predictive.linearised_draws import DIRECTIONS, LinearisedDraws
+from whence.predictive.linearised_draws import LinearisedDraws, pairs_for
 from whence.predictive.sampled import BATCH
 from whence.predictive.serving import SERVED_DRAWS, Members, ServedModule, combined, threshold_of, with_more
 
@@ -103,7 +103,7 @@ def gaussian_outputs(
     network = posterior.network
     if method is Method.SAMPLED:
         return Members(posterior.draw(num_samples or SERVED_DRAWS, generator=generator).modules())
-    directions = deviations(directions_of(num_samples), fixed(generator, network.device))
+    directions = deviations(pairs_for(num_samples), fixed(generator, network.device))
     return linearised_outputs(network, directions, posterior.likelihood, example)
 
 
@@ -117,11 +117,6 @@ def linearised_outputs(
             "posterior keeps none; pass check=inputs (or method='sampled')."
         )
     return LinearisedDraws(network, directions, likelihood).module(example)
-
-
-def directions_of(num_samples: int | None) -> int:
-    """Directions z for a number of draws ± J z."""
-    return DIRECTIONS if num_samples is None else -(-num_samples // 2)
 
 
 def fixed(generator: torch.Generator | None, device: torch.device) -> torch.Generator:

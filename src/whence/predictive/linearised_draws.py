@@ -184,6 +184,11 @@ def check_probes(probes: Any) -> Probes | int:
     raise BadOption(f"probes={probes!r} must be 'auto', 'exact', or a whole number of 2 or more.")
 
 
+def pairs_for(num_samples: int | None) -> int:
+    """Directions for a number of draws."""
+    return DIRECTIONS if num_samples is None else -(-num_samples // 2)
+
+
 def directions_for(
     posterior: GaussianWeights, x: Any, probes: Probes | int, num_samples: int | None, what: str = "predict()"
 ) -> int | None:
@@ -191,7 +196,7 @@ def directions_for(
 
     Always for dense outputs, otherwise by cost, or as ``probes`` says; ``num_samples`` draws are half as many.
     """
-    wanted = DIRECTIONS if num_samples is None else -(-num_samples // 2)
+    wanted = pairs_for(num_samples)
     if isinstance(probes, int):
         if num_samples is not None:
             raise BadOption("probes= and num_samples= both say how many draws; pass one of them.")

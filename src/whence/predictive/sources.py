@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.engine.memory import sizes
-from whence.engine.randomness import Points
+from whence.engine.randomness import Points, seed_from
 from whence.functional import Network
 from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.linearised import moments, piece_size
-from whence.predictive.links import output_draws
+from whence.predictive.linearised_draws import LinearisedDraws, linearised_draws, pairs_for
+from whence.predictive.links import LINK_POINTS, output_draws
 from whence.predictive.sampled import FunctionDraws
-
-if TYPE_CHECKING:
-    from whence.posteriors.unstructured import Unstructured
 
 Part = tuple[Callable[[], Tensor], Tensor]  # gives outputs [S, N, C]; log weights [S]
 ANY = 2**31
@@ -110,29 +107,35 @@ class Linearised(Source):
         yield compute, self.weights
 
 
-class Antithetic(Source):
-    """f*(x) ± J(x) z for the draws z of an unstructured posterior."""
+def linearised_source(
+    posterior: GaussianWeights, num_samples: int | None, generator: torch.Generator | None, share: float = 1.0
+) -> Source:
+    """What a linearised prediction averages."""
+    if len(posterior.output_shape) != 1:
+        return Antithetic(linearised_draws(posterior, pairs_for(num_samples), generator), share)
+    seed = None if generator is None else seed_from(generator)
+    return Linearised(posterior.network, lambda _: posterior, Points(num_samples or LINK_POINTS, seed), share)
 
-    def __init__(self, posterior: Unstructured) -> None:
-        self.posterior, self.network = posterior, posterior.network
-        self.weights = log_weights(None, 2 * len(posterior))
+
+class Antithetic(Source):
+    """f*(x) ± J(x) z for directions z in weight space."""
+
+    def __init__(self, draws: LinearisedDraws, share: float = 1.0) -> None:
+        self.draws, self.network = draws, draws.network
+        self.weights = log_weights(None, len(draws), share)
 
     def most(self, x: Tensor) -> int:
         return 256
 
     def together(self, x: Tensor, graph: bool, most: int | None) -> int:
-        return min(len(self.posterior), most or ANY)
+        return min(self.draws.pairs, most or ANY)
 
     def parts(self, x: Tensor, graph: bool, most: int | None) -> Iterator[Part]:
         step = self.together(x, graph, most)
-        for start in range(0, len(self.posterior), step):
-            some = {n: z[start : start + step] for n, z in self.posterior.deviations.items()}
-            part = replace(self.posterior, deviations=some)
-            yield partial(_linearised, part, x), self.weights[2 * start : 2 * (start + step)]
-
-
-def _linearised(posterior: Unstructured, x: Tensor) -> Tensor:
-    return posterior.linearised_outputs(x.clone())
+        for start in range(0, self.draws.pairs, step):
+            some = {n: z[start : start + step] for n, z in self.draws.directions.items()}
+            part = LinearisedDraws(self.network, some, self.draws.likelihood)
+            yield partial(_outputs, part, x), self.weights[2 * start : 2 * (start + step)]
 
 
 def _outputs(draws: FunctionDraws, x: Tensor) -> Tensor:

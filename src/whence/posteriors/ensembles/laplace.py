@@ -28,6 +28,7 @@ from whence.posteriors.ensembles.posterior import MemberPosterior, check_output_
 from whence.posteriors.laplace.front import laplace
 from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive.dispatch import Method
+from whence.predictive.linearised_draws import pairs_for
 from whence.predictive.links import LinkName, predict_draws
 from whence.predictive.predictions import Prediction
 from whence.predictive.sampled import FunctionDraws, WeightDraws
@@ -203,9 +204,9 @@ class LaplaceEnsemble(MemberPosterior):
         """Directions of the members in proportion to their weights."""
         if method is Method.SAMPLED:
             return super().served_outputs(method, num_samples, generator, example)
-        from whence.posteriors.serving import directions_of, fixed
+        from whence.posteriors.serving import fixed
 
-        which = allotted(self.weights, directions_of(num_samples), fixed(generator, torch.device("cpu")))
+        which = allotted(self.weights, pairs_for(num_samples), fixed(generator, torch.device("cpu")))
         pairs = [(self.members[m], which.count(m)) for m in sorted(set(which))]
         return Joined([m.served_outputs(method, 2 * count, generator, example) for m, count in pairs])
 

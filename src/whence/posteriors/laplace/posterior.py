@@ -15,7 +15,6 @@ from whence.curvature.result import Curvature, FitRecord
 from whence.engine.batches import Inputs
 from whence.engine.contexts import full_precision
 from whence.engine.options import Execution
-from whence.engine.randomness import Points, seed_from
 from whence.engine.ranks import WorkSharing
 from whence.errors import BadOption
 from whence.functional import Network
@@ -27,10 +26,10 @@ from whence.posteriors.laplace import description
 from whence.posteriors.laplace.covariance import covariance, deviations, variances
 from whence.posteriors.laplace.decompose import belongs_to, group_name, spectra_of
 from whence.predictive.dispatch import Method, predict
-from whence.predictive.links import LINK_POINTS, LinkName, PredictOptions
+from whence.predictive.links import LinkName, PredictOptions
 from whence.predictive.predictions import JointPrediction, P_co
 from whence.predictive.sampled import WeightDraws
-from whence.predictive.sources import Drawn, Linearised, Source
+from whence.predictive.sources import Drawn, Source, linearised_source
 from whence.priors import BlockPrior, PriorPrecision, Relative, resolve_prior
 from whence.recording.blocks import Block
 from whence.recording.plan import Plan
@@ -122,7 +121,7 @@ class Laplace(WeightPosterior[P_co]):
 
     @property
     def default_method(self) -> Literal["linearised", "sampled"]:
-        return "linearised" if len(self.output_shape) == 1 else "sampled"
+        return "linearised"
 
     def networks(self) -> list[nn.Module]:
         return [self.network.module]
@@ -225,11 +224,11 @@ class Laplace(WeightPosterior[P_co]):
     ) -> P_co | JointPrediction:
         """Predict for inputs or a loader.
 
-        ``"linearised"`` (default for outputs [N, C]) pushes the Gaussian through the network's Jacobian and is
-        a deterministic function of ``x``: the Monte Carlo link takes ``num_samples`` (256) fixed quasi-random
-        points, or random ones if a ``generator`` is passed. For dense outputs, and where differentiating all outputs
-        takes too long, it takes ``num_samples`` (64) draws of the linearised network; ``probes`` is ``"exact"`` or half
-        that number: directions in weight space. ``"sampled"`` (default for dense outputs) averages weight draws (100).
+        ``"linearised"`` (the default) pushes the Gaussian through the network's Jacobian and is a deterministic
+        function of ``x``: the Monte Carlo link takes ``num_samples`` (256) fixed quasi-random points, or random ones
+        if a ``generator`` is passed. For dense outputs, and where differentiating all outputs takes too long, it takes
+        ``num_samples`` (64) draws of the linearised network; ``probes`` is ``"exact"`` or half that number: directions
+        in weight space. ``"sampled"`` averages weight draws (100).
         """
         from whence.posteriors.laplace.tuning import say_if_untuned
 
@@ -249,8 +248,7 @@ class Laplace(WeightPosterior[P_co]):
     ) -> list[Source]:
         """``share`` is the posterior's weight in a mixture."""
         if Method.parse(method or self.default_method, "method") is Method.LINEARISED:
-            seed = None if generator is None else seed_from(generator)
-            return [Linearised(self.network, lambda _: self, Points(num_samples or LINK_POINTS, seed), share)]
+            return [linearised_source(self, num_samples, generator, share)]
         draws = self.draw(num_samples or self.default_draws, generator=generator)
         return [Drawn(draws, self.network, share=share)]
 

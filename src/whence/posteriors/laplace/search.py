@@ -25,11 +25,10 @@ from whence.engine.randomness import seed_from
 from whence.errors import BadOption, notice
 from whence.likelihoods import Gaussian
 from whence.posteriors.laplace.description import Trial, Tuning
-from whence.posteriors.laplace.validation import ByLayer, ProjectedExamples, Validation, one, scaled_priors
+from whence.posteriors.laplace.drawn_losses import DRAWS, DrawnLosses
+from whence.posteriors.laplace.validation import ByLayer, ProjectedExamples, Validation, scaled_priors
 from whence.predictive.dispatch import Method
-from whence.predictive.linearised_draws import linearised_draws
-from whence.predictive.sampled import FunctionDraws
-from whence.predictive.score import gaussian_losses, mixture_loss
+from whence.predictive.score import gaussian_losses
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 DECADE = math.log(10)
 POINTS_TOGETHER = 2**28  # output draws per call of the likelihood on a GPU
 POINTS = 128  # fixed points of the Monte Carlo link while tuning
-DRAWS = 20  # weight draws while tuning the sampled predictive
 FLAT = 1e-5  # nats per example and decade below which a difference is ignored
 STANDARD_ERRORS = 2.0  # by which another data scale must be better to be chosen
 WIDEST = 8  # how often a grid is extended at most
@@ -76,7 +74,8 @@ class Search:
         linearised = method is Method.LINEARISED
         self.by_draws = not linearised or len(posterior.output_shape) != 1  # of the weights, or the linearised network
         self.num_samples = num_samples or (DRAWS if self.by_draws else POINTS)
-        self.seed = 0 if linearised and generator is None else seed_from(generator)
+        seed = 0 if linearised and generator is None else seed_from(generator)
+        self.drawn = DrawnLosses(self.validation, method, self.num_samples, seed)
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
         self.sizes: dict[float, float] = {}  # log of the mean variance of the outputs, by r
@@ -216,9 +215,7 @@ class Search:
             covs = self.validation.first_covariances(posterior, missing)
             found = [float(cov.diagonal(dim1=-2, dim2=-1).double().mean()) for cov in covs]
         else:
-            batch = next(self.validation.batches(posterior.likelihood))
-            draws = (self._draws(self._at(posterior, r, 0.0)).outputs(one(batch.inputs)) for r in missing)
-            found = [float(outputs.double().var(0).mean()) for outputs in draws]
+            found = [self.drawn.mean_variance(self._at(posterior, r, 0.0)) for r in missing]
         for r, size in zip(missing, found, strict=True):
             self.sizes[r] = math.log(max(size, 1e-300)) if math.isfinite(size) else 0.0
 
@@ -274,33 +271,18 @@ class Search:
     def _each(self, posterior: Laplace, r: float, s: float) -> Tensor:
         """NLL of each validation example at one point, [N]."""
         if self.by_draws:
-            return self._drawn(self._at(posterior, r, s))
+            return self.drawn.losses(self._at(posterior, r, 0.0), [s])[0]
         losses = []
         for piece, covs in self.validation.covariances(posterior, [r]):
             losses.append(self._losses(posterior, piece, covs, [s])[0, 0].cpu())
         return torch.cat(losses)
 
     def _sampled(self, posterior: Laplace, wanted: dict[float, list[float]]) -> dict[tuple[float, float], float]:
-        points = [(r, s) for r, ss in wanted.items() for s in ss]
-        means = (float(self._drawn(self._at(posterior, r, s)).mean()) for r, s in points)
-        return {point: math.inf if math.isnan(mean) else mean for point, mean in zip(points, means, strict=True)}
-
-    def _drawn(self, posterior: Laplace) -> Tensor:
-        """NLL of each validation example by weight draws, with the same noise at every point, [N]."""
-        draws = self._draws(posterior)
-        losses = []
-        for batch in self.validation.batches(posterior.likelihood):
-            with torch.no_grad():
-                outputs = draws.outputs(one(batch.inputs))
-            targets = posterior.likelihood.check(outputs[0], batch.targets, batch.index)
-            losses.append(mixture_loss(posterior.likelihood, outputs, targets).double().cpu())
-        return torch.cat(losses)
-
-    def _draws(self, posterior: Laplace) -> FunctionDraws:
-        generator = torch.Generator(posterior.network.device).manual_seed(self.seed)  # a CPU's would keep a GPU waiting
-        if self.method is Method.LINEARISED:
-            return linearised_draws(posterior, -(-self.num_samples // 2), generator)
-        return posterior.draw(self.num_samples, generator=generator)
+        found: dict[tuple[float, float], float] = {}
+        for r, ss in wanted.items():
+            means = self.drawn.losses(self._at(posterior, r, 0.0), ss).mean(1).tolist()
+            found |= {(r, s): math.inf if math.isnan(mean) else mean for s, mean in zip(ss, means, strict=True)}
+        return found
 
     def _layers(self, posterior: Laplace, best: float) -> tuple[Laplace, float]:
         """Change one layer's prior at a time, and keep a change only if it helps."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.curvature.jvp import tangents
 from whence.engine.batches import Inputs, tensors_in
 from whence.engine.contexts import full_precision
 from whence.engine.randomness import Points
@@ -22,9 +21,10 @@ from whence.posteriors.base import LayerStructure, Summary, WeightPosterior, lay
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.laplace.covariance import refuse_dense
 from whence.predictive.dispatch import Method
+from whence.predictive.linearised_draws import LinearisedDraws
 from whence.predictive.links import OutputGaussian, predict_draws, predict_gaussian
 from whence.predictive.predictions import Prediction
-from whence.predictive.sampled import BATCH, WeightDraws
+from whence.predictive.sampled import WeightDraws
 from whence.predictive.sources import Antithetic, Source
 from whence.priors import ByParameter, PriorPrecision
 
@@ -170,7 +170,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
             if chosen is Method.SAMPLED:
                 return self._functions(draws).predict(x)
-            return self._linearised(*self._derivatives(x, draws))
+            return self._linearised(*self._linearised_draws(draws).moved(x))
 
     def _linearised(self, mean: Tensor, moved: Tensor) -> Prediction:
         if isinstance(self.likelihood, Gaussian) and mean.dim() == 2:
@@ -178,19 +178,8 @@ class Unstructured(DrawnPosterior, WeightPosterior):
             return predict_gaussian(self.likelihood, OutputGaussian(mean, cov, Points(1)))
         return predict_draws(self.likelihood, mean + torch.cat([moved, -moved]))
 
-    def linearised_outputs(self, x: Any) -> Tensor:
-        """f*(x) ± J(x) z of every draw z, [2S, N, …]; differentiable in ``x`` if gradients are enabled."""
-        mean, moved = self._derivatives(x, self.deviations)
-        return mean + torch.cat([moved, -moved])
-
-    def _derivatives(self, x: Any, draws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """f*(x) [N, …], and J(x) z of each draw [S, N, …]."""
-        means, moved = [], []
-        for piece in self.network.pieces(x, BATCH):
-            mean, along = tangents(self.network, piece, draws)
-            means.append(mean)
-            moved.append(along)
-        return torch.cat(means), torch.cat(moved, dim=1)
+    def _linearised_draws(self, directions: dict[str, Tensor]) -> LinearisedDraws:
+        return LinearisedDraws(self.network, directions, self.likelihood)
 
     def _functions(self, draws: dict[str, Tensor]) -> WeightDraws:
         params = {n: self.network.params[n].detach() + z for n, z in draws.items()}
@@ -205,7 +194,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
     ) -> list[Source]:
         if Method.parse(method or self.default_method, "method") is Method.SAMPLED:
             return super().sources(method, num_samples, generator)
-        return [Antithetic(replace(self, deviations=self.chosen(num_samples, generator)))]
+        return [Antithetic(self._linearised_draws(self.chosen(num_samples, generator)))]
 
     def served_outputs(
         self, method: Method, num_samples: int | None, generator: torch.Generator | None, example: Tensor | None
