@@ -93,9 +93,9 @@ def table(results: dict[str, Any]) -> str:
         count, seconds = len(entry["runs"]), statistics.fmean(row["seconds"] for row in entry["runs"])
         if metric == "accuracy":
             spread = "" if error is None else f" ± {100 * error:.2f}"
-            bar = f"{100 * BARS[name]:.1f} %" if name in BARS else ""
+            bar = f"{100 * BARS[name]:.1f}%" if name in BARS else ""
             labels.append(
-                f"| `{name}` | {100 * mean:.2f}{spread} % | {bar} | {count} | {seconds:.1f} | {entry['device']} |"
+                f"| `{name}` | {100 * mean:.2f}{spread}% | {bar} | {count} | {seconds:.1f} | {entry['device']} |"
             )
         else:
             digits = 4 if mean < 0.1 else 3

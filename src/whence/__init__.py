@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from whence.posteriors.swag import Swag, SwagCollector, swag
     from whence.posteriors.unstructured import Unstructured
     from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
+    from whence.report.record.verdict import VerdictRules
     from whence.where.detectors import compare_detectors, detectors
     from whence.where.novelty import Novelty, Reference, novelty, reference_of
 
@@ -60,6 +61,7 @@ __all__ = [
     "Unstructured",
     "Variational",
     "VariationalModule",
+    "VerdictRules",
     "WeightPosterior",
     "__version__",
     "audit",
@@ -107,6 +109,7 @@ _LATER = {
     "ScaleMixture": "posteriors.variational",
     "Variational": "posteriors.variational",
     "VariationalModule": "posteriors.variational",
+    "VerdictRules": "report.record.verdict",
     "audit": "auditing",
     "compare": "auditing",
     "dropout": "posteriors.dropout",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +11,27 @@ import pytest
 import torch
 
 import whence
+from benchmarks.verdicts import NETWORKS, SIMULATED, Scenario, network_case, template
 from tests.auditing.cases import classification
+from whence.auditing.data import Examples
+from whence.auditing.guessing import implied_auroc
+from whence.auditing.leading_layer import leading_layer
+from whence.auditing.overlap import overlap
+from whence.auditing.points import Judge
 from whence.auditing.quality import _by_class
 from whence.auditing.tasks import Labels
-from whence.auditing.verdict import SUMMARIES, Found, _gain, _majority, _novelty, _with_classes, leading_layer
+from whence.auditing.verdict import overall
+from whence.errors import BadOption
+from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
-from whence.report.record.audit import Baseline, Metric, Point, Quality
+from whence.report.record.audit import Baseline, Metric, Quality
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Layer, Sensitivity, Shares
+from whence.report.record.verdict import JUDGED, Guessing, Point, VerdictRules
 
 
-def context(shares: dict[float, dict[str, float]]) -> Any:
-    rows = [Sensitivity(f, n, s, None) for f, table in shares.items() for n, s in table.items()]
-    return SimpleNamespace(sensitivity=rows)
+def sensitivity(shares: dict[float, dict[str, float]]) -> list[Sensitivity]:
+    return [Sensitivity(f, n, s, None) for f, table in shares.items() for n, s in table.items()]
 
 
 def layer(name: str, test: Shares | None) -> Layer:
@@ -37,7 +45,7 @@ def layers(shares: dict[str, float]) -> list[Layer]:
 
 def test_a_layer_that_leads_throughout_is_named_with_its_range() -> None:
     every = {0.1: {"a": 0.4, "b": 0.3}, 1.0: {"a": 0.6, "b": 0.4}, 10.0: {"a": 0.7, "b": 0.3}}
-    found = leading_layer(layers({"a": 0.6, "b": 0.4}), context(every))
+    found = leading_layer(layers({"a": 0.6, "b": 0.4}), sensitivity(every))
     assert found is not None and not found.elsewhere
     assert found.briefly() == "`a` contributes the largest share of the variance (60%)."
     assert found.words() == (
@@ -48,7 +56,7 @@ def test_a_layer_that_leads_throughout_is_named_with_its_range() -> None:
 
 def test_one_that_does_not_is_not_named_alone() -> None:
     every = {0.1: {"a": 0.4, "b": 0.6}, 1.0: {"a": 0.6, "b": 0.4}, 10.0: {"a": 0.7, "b": 0.3}}
-    found = leading_layer(layers({"a": 0.6, "b": 0.4}), context(every))
+    found = leading_layer(layers({"a": 0.6, "b": 0.4}), sensitivity(every))
     assert found is not None and found.elsewhere == ((0.1, "b"),)
     assert "depends on the prior" in found.briefly() and "`a`" not in found.briefly()
     assert found.words() == (
@@ -58,13 +66,21 @@ def test_one_that_does_not_is_not_named_alone() -> None:
 
 
 def test_without_shares_there_is_none() -> None:
-    assert leading_layer([layer("a", None)], context({})) is None
-    assert leading_layer([], context({})) is None
-    found = leading_layer(layers({"a": 1.0}), context({}))  # drawn posteriors have no other priors
+    assert leading_layer([layer("a", None)], sensitivity({})) is None
+    assert leading_layer([], sensitivity({})) is None
+    found = leading_layer(layers({"a": 1.0}), sensitivity({}))  # drawn posteriors have no other priors
     assert found is not None and not found.elsewhere
 
 
-# Classes and guessing
+# Rules and points
+
+
+def judge(**sections: Any) -> Judge:
+    return Judge(replace(template(), **sections), VerdictRules())
+
+
+def with_classes(quality: Quality, point: Point | None = None) -> Point:
+    return judge(quality=quality)._with_classes(point or Point("Calibration", "Fine.", "good", "calibration"))
 
 
 def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
@@ -77,22 +93,9 @@ def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
     return Quality((), None, None, (), classes=_by_class(given, prediction, y))
 
 
-def tone(quality: Quality) -> str:
-    return _with_classes(Point("Calibration", "Fine.", "good"), Found(quality)).tone
-
-
-def test_a_label_that_is_predicted_too_often_is_found_and_a_right_one_is_not() -> None:
-    """Logits of a classifier trained with pos_weight=5 are too large by log 5; 100 simulated test sets of each."""
-    good = [tone(binary_quality(0.0, seed)) for seed in range(100)]
-    bad = [tone(binary_quality(math.log(5), seed)) for seed in range(100)]
-    assert good.count("good") >= 95
-    assert bad.count("poor") >= 95
-
-
 def test_the_words_name_the_class_and_its_numbers() -> None:
     (row,) = binary_quality(math.log(5), 1).classes or ()
-    point = _with_classes(Point("Calibration", "Fine.", "good"), Found(binary_quality(math.log(5), 1)))
-    assert point.words == (
+    assert with_classes(binary_quality(math.log(5), 1)).words == (
         f"Fine. But it predicts `positive` with a mean probability of {row.predicted:.1%}; its frequency is "
         f"{row.frequency:.1%}."
     )
@@ -103,19 +106,143 @@ def accuracy(value: float, low: float, high: float) -> Metric:
     return Metric("accuracy", "Accuracy", "higher", "", found, found, None)
 
 
-def test_a_network_that_guessing_beats_is_told_so() -> None:
-    rows = binary_quality(0.0, 0).classes
-    assert rows is not None and rows[0].frequency is not None
-    most = 1 - rows[0].frequency
-    worse = Quality((accuracy(most - 0.05, most - 0.07, most - 0.03),), None, None, (), classes=rows)
-    given: Any = SimpleNamespace(classes=None)
-    point = _majority(given, Found(worse))
-    assert point is not None and point.tone == "poor" and "`not positive`" in point.words
-    named: Any = SimpleNamespace(classes=("healthy", "ill"), class_name=lambda c: ("healthy", "ill")[c])
-    point = _majority(named, Found(worse))
-    assert point is not None and "`healthy`" in point.words
-    as_good = Quality((accuracy(most - 0.01, most - 0.03, most + 0.01),), None, None, (), classes=rows)
-    assert _majority(given, Found(as_good)) is None
+@pytest.mark.parametrize(
+    ("difference", "right", "tone"),
+    [
+        ((-0.3, -0.4, -0.2), (0.8, 0.75, 0.85), "good"),
+        ((-0.1, -0.3, 0.1), (0.62, 0.55, 0.68), "mixed"),  # not significant, and nothing is excluded
+        ((0.0, -0.02, 0.02), (0.6, 0.55, 0.65), "poor"),  # at most 3% better
+        ((0.4, 0.3, 0.5), (0.7, 0.65, 0.75), "poor"),
+        ((-0.3, -0.4, -0.2), (0.5, 0.45, 0.55), "poor"),  # the most frequent class is right more often
+    ],
+)
+def test_guessing(difference: tuple[float, float, float], right: tuple[float, float, float], tone: str) -> None:
+    guess = Guessing("always predicting x", 0.67, Estimate(*difference, 0.95, 500), 0.6, "healthy")
+    point = judge(quality=Quality((accuracy(*right),), None, None, (), guessing=guess)).guessing()
+    assert point is not None and point.tone == tone and "`healthy`" in point.words
+    more = "more" if right[0] < 0.6 else "as often" if right[0] == 0.6 else "less"
+    assert f"is right {more}" in point.words
+
+
+def test_overconfidence_is_said_only_if_it_is_significant() -> None:
+    """The verdict and the section take it from one number."""
+    ece = Estimate(0.06, 0.03, 0.09, 0.95, 500)
+    metric = Metric("ece", "ECE", "lower", "", ece, ece, None)
+    for apart, word in (((0.05, 0.02, 0.08), "overconfident"), ((-0.05, -0.08, -0.02), "underconfident"),
+                        ((0.02, -0.01, 0.05), None)):  # fmt: skip
+        found = Quality((metric,), None, None, (), overconfidence=Estimate(*apart, 0.95, 500))
+        point = judge(quality=found).calibration()
+        assert point is not None and point.tone == "mixed"
+        assert ("confident" in point.words) == (word is not None) and (word or "") in point.words
+
+
+@pytest.mark.parametrize(
+    ("coverage", "tone"),
+    [
+        ((0.95, 0.93, 0.97), "good"),
+        ((0.91, 0.89, 0.925), "mixed"),
+        ((0.8, 0.77, 0.83), "poor"),
+        ((1.0, 0.996, 1.0), "mixed"),
+        ((0.9, 0.7, 0.98), "unknown"),
+    ],
+)
+def test_coverage_is_judged_by_the_near_end_of_its_interval(coverage: tuple[float, float, float], tone: str) -> None:
+    found = Estimate(*coverage, 0.95, 500)
+    metric = Metric("coverage", "Coverage", "0.95", "", found, found, None)
+    point = judge(quality=Quality((metric,), None, None, ())).calibration()
+    assert point is not None and point.tone == tone
+
+
+def test_errors_as_well_as_the_confidences_imply_are_good() -> None:
+    found = Estimate(0.74, 0.70, 0.78, 0.95, 500)
+    metric = Metric("error_auroc", "AUROC of errors", "higher", "", found, found, None)
+    tones = {}
+    for implied in (None, 0.76, 0.85):
+        point = judge(quality=Quality((metric,), None, None, (), implied_error_auroc=implied)).errors()
+        assert point is not None
+        tones[implied] = point.tone
+    assert tones == {None: "mixed", 0.76: "good", 0.85: "mixed"}
+
+
+def test_the_implied_auroc_is_that_of_drawn_errors() -> None:
+    gen = torch.Generator().manual_seed(0)
+    probs = (2 * torch.randn(60, 3, generator=gen, dtype=torch.float64)).softmax(1)
+    probs[10:20] = probs[:10]  # ties
+    prediction = predict_draws(whence.Categorical(), probs.log()[None])
+    u, confidence = prediction.entropy, prediction.confidence
+    won = pairs = 0.0
+    for i in range(60):
+        for j in range(60):
+            if i != j:
+                weight = float((1 - confidence[i]) * confidence[j])
+                pairs += weight
+                won += weight * (float(u[i] > u[j]) + 0.5 * float(u[i] == u[j]))
+    assert implied_auroc(prediction, u) == pytest.approx(won / pairs, rel=1e-10)
+
+
+def test_rules_can_be_set_and_are_in_the_record() -> None:
+    given = classification()
+    audit = whence.audit(given.model, given.train, **given.data(), sections=["quality"], progress=False)
+    found = audit.results.verdict
+    assert found.rules == VerdictRules() and all(point.rule for point in found.points if point.key in JUDGED)
+    strict = audit.judged(VerdictRules(errors_good=1.0, errors_poor=1.0, ece=0.005))
+    assert next(p for p in strict.results.verdict.points if p.key == "errors").tone == "poor"
+    assert strict.results.verdict.tone == "poor" and audit.results.verdict is found
+    assert strict.judged().results.verdict == found
+    again = whence.audit(
+        given.model,
+        given.train,
+        **given.data(),
+        sections=["quality"],
+        progress=False,
+        rules=strict.results.verdict.rules,
+    )
+    assert again.results.verdict == strict.results.verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"ece": -0.1}, "ece=-0.1"), ({"novelty_good": 0.5}, "must not be above"), ({"version": 2}, "version 1")],
+)
+def test_impossible_rules_are_refused(given: dict[str, float], words: str) -> None:
+    with pytest.raises(BadOption, match=words):
+        VerdictRules(**given)  # type: ignore[arg-type]
+
+
+def test_what_no_rule_judges_does_not_decide() -> None:
+    points = [Point("a", "", "good", "calibration"), Point("b", "", "poor", "gain"), Point("c", "", "note", "prior")]
+    assert overall(points) == "good"
+    assert overall([*points, Point("d", "", "unknown", "errors")]) == "mixed"
+    assert overall([Point("d", "", "unknown", "errors")]) == overall([]) == "unknown"
+    assert overall([*points, Point("e", "", "poor", "guessing")]) == "poor"
+
+
+# Simulated verdicts; python -m benchmarks.verdicts has 100 cases of each and networks
+
+
+@pytest.mark.parametrize("scenario", SIMULATED, ids=lambda one: f"{one.point}: {one.what}")
+def test_known_good_and_known_bad_predictions(scenario: Scenario) -> None:
+    tones = [scenario.tone(600, seed) for seed in range(4)]
+    assert all(tone in scenario.wanted for tone in tones), tones
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_known_good_and_known_bad_networks(kind: str) -> None:
+    assert network_case(kind, 1) in NETWORKS[kind]
+
+
+def test_test_inputs_in_the_training_data_are_counted() -> None:
+    x, y = torch.randn(30, 4), torch.randint(2, (30,))
+    test = Examples("test", torch.cat([x[3:8], torch.randn(5, 4)]), torch.zeros(10))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x.double(), y), batch_size=7, shuffle=True)
+    for train in ((x, y), loader, {"x": x, "labels": y}, [(x[:20], y[:20]), (x[20:], y[20:])]):
+        one = Examples("test", {"x": test.inputs}, test.targets) if isinstance(train, dict) else test
+        found = overlap(train, one, None)
+        assert found is not None and (found.checked, found.test, found.validation) == (30, 5, None)
+    cut = overlap((x, y), test, replace(test, name="validation"), most=5)
+    assert cut is not None and (cut.checked, cut.test, cut.validation) == (5, 2, 2)
+    assert overlap(None, test, None) is None and overlap((x, y), None, None) is None
+    assert overlap(iter(()), test, None) is None
 
 
 # The recalibrated network
@@ -125,16 +252,16 @@ def test_the_gain_is_judged_against_the_recalibrated_network() -> None:
     apart = Estimate(-0.2, -0.3, -0.1, 0.95, 500)
     nothing = Estimate(0.01, -0.01, 0.03, 0.95, 500)
     nll = Metric("nll", "NLL", "lower", "", apart, apart, apart, apart, nothing)
-    alone = _gain(Found(Quality((nll,), None, None, ())))
+    alone = judge(quality=Quality((nll,), None, None, ())).gain()
     assert alone is not None and alone.tone == "good" and "the plain network" in alone.words
     baseline = Baseline("temperature scaling", "temperature 1.7", 300)
-    beside = _gain(Found(Quality((nll,), None, None, (), baseline)))
+    beside = judge(quality=Quality((nll,), None, None, (), baseline)).gain()
     assert beside is not None and beside.tone == "mixed"
     assert beside.words == (
         "No significant change in log loss compared with the plain network after temperature scaling (+0.01 nats, 95% "
         "interval −0.01 to +0.03)."
     )
-    assert "Gain from uncertain weights" not in SUMMARIES  # a statement of its own
+    assert "gain" not in JUDGED  # a statement of its own
 
 
 def test_an_audit_compares_with_temperature_scaling() -> None:
@@ -165,11 +292,11 @@ def detector(name: str, value: float) -> Any:
 
 def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
     ranked = [detector("mahalanobis", 0.99), detector("novelty", 0.94), detector("entropy", 0.9)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=ranked)))  # type: ignore[arg-type]
+    point = judge(novelty=SimpleNamespace(detectors=ranked)).novelty()
     assert point is not None and point.tone == "mixed" and "mahalanobis, 0.99" in point.words
     best = [detector("novelty", 0.95), detector("mahalanobis", 0.94), detector("entropy", 0.9)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=best)))  # type: ignore[arg-type]
+    point = judge(novelty=SimpleNamespace(detectors=best)).novelty()
     assert point is not None and point.tone == "good" and "(entropy: 0.90)" in point.words
     weak = [detector("mahalanobis", 1.0), detector("novelty", 0.6), detector("entropy", 0.5)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=weak)))  # type: ignore[arg-type]
+    point = judge(novelty=SimpleNamespace(detectors=weak)).novelty()
     assert point is not None and point.tone == "poor"

@@ -30,7 +30,7 @@ def test_what_can_be_pruned_is_a_part_of_all_weights() -> None:
     audit = whence.audit(posterior, test=(x, y), sections=["pruning"], progress=False)
     rows = audit.record["pruning"]["rows"]
     most = 1 - min(r["parameters"] for r in rows) / max(r["parameters"] for r in rows)
-    said = [int(found) for found in re.findall(r"(\d+)\u202f%", audit.record["pruning"]["words"][0])]
+    said = [int(found) for found in re.findall(r"(\d+)%", audit.record["pruning"]["words"][0])]
     assert max(said) <= round(100 * most)
 
 

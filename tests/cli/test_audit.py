@@ -52,6 +52,21 @@ def test_the_prior(shop: Path, word: str, prior: float | whence.Relative) -> Non
     assert fakes.calls[0]["prior_precision"] == prior
 
 
+def test_rules_come_from_a_file(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rules.json").write_text('{"ece": 0.02}')
+    assert main([*USUAL, "--rules", "rules.json"]) == 0
+    assert fakes.calls[0]["rules"] == whence.VerdictRules(ece=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not a JSON file"), ("[1]", "must hold an object"), ('{"ecee": 1}', "ece"), ('{"ece": -1}', "0 or more")],
+)
+def test_bad_rules_are_refused(shop: Path, capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
+    Path("rules.json").write_text(text)
+    assert words in refused(capsys, *USUAL, "--rules", "rules.json")
+
+
 def test_references_of_every_kind(shop: Path) -> None:
     base = ["--likelihood", "classification", "--out", "out", "--quiet"]
     for model in ("net.py:Net", "net:model", "net.py:Holder.inner", f"{shop}/net.py:model"):

@@ -19,7 +19,7 @@ LAYERS = ("conv1", "conv2", "fc1", "fc2", "head")
 METRICS = (
     ("accuracy", "Accuracy", "higher", 0.961, 0.972), ("nll", "NLL", "lower", 0.182, 0.121),
     ("brier", "Brier score", "lower", 0.064, 0.049), ("ece", "ECE", "lower", 0.031, 0.011),
-    ("coverage", "Coverage of 95 % intervals", "0.95", 0.90, 0.948),
+    ("coverage", "Coverage of 95% intervals", "0.95", 0.90, 0.948),
     ("error_auroc", "AUROC of errors", "higher", 0.91, 0.93),
     ("ood_auroc", "AUROC against novel inputs", "higher", 0.88, 0.97),
 )  # fmt: skip
@@ -49,7 +49,7 @@ def methods(count: int = 6, layers: int = 5, seed: int = 0, title: str = "Five m
             "wasserstein": [None if i == 1 else estimate(0.3 - 0.04 * i, 0.02) for i in range(len(names))],
         },
         "words": ["NLL: best are Deep ensemble and HMC.",
-                  "MC dropout and Laplace put their uncertainty in partly different layers: 31 % of the variance "
+                  "MC dropout and Laplace put their uncertainty in partly different layers: 31% of the variance "
                   "would have to move."],
         "run": {
             "versions": {"whence": "0.4.0", "torch": "2.13.0", "numpy": "2.3.0", "python": "3.11.2"},

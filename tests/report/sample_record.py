@@ -131,15 +131,15 @@ def _frame(title: str, task: str, found: list[str], classes: list[str] | None, s
             "validation": {"inputs": 257, "cut": False}, "ood": {"inputs": 500, "cut": True}, "input_shape": shape,
         },
         "verdict": {
-            "words": "The network is right on 96.1 % of the test data [94.2, 97.5], and its probabilities can be "
-            "taken at their word: they miss the true rates by 1.3 percentage points on average. It notices 93 % of "
+            "words": "The network is right on 96.1% of the test data [94.2, 97.5], and its probabilities can be "
+            "taken at their word: they miss the true rates by 1.3 percentage points on average. It notices 93% of "
             "the letters as unlike its training data. Of what it does not know, most sits in its first layer.",
             "tone": "mixed",
             "points": [
                 {"label": "Calibration", "words": "ECE falls from 0.031 to 0.013.", "tone": "good"},
-                {"label": "Deferral", "words": "Handing over 7 % of the inputs halves the errors.", "tone": "good"},
+                {"label": "Deferral", "words": "Handing over 7% of the inputs halves the errors.", "tone": "good"},
                 {"label": "Novel inputs", "words": "Letters are noticed, AUROC 0.97.", "tone": "mixed"},
-                {"label": "Where", "words": "55 % of the variance sits in conv1, of which little is explained.",
+                {"label": "Where", "words": "55% of the variance sits in conv1, of which little is explained.",
                  "tone": "poor"},
                 {"label": "Coverage", "words": "No data to say how it fares under drift.", "tone": "unknown"},
             ],

@@ -87,7 +87,7 @@ def deferral(error: str) -> Record:
     ]  # fmt: skip
     return {
         "measure": "entropy", "label": "entropy of the prediction (nats)", "error": error, "rows": rows,
-        "curve": curve, "words": ["Handing 7 % of the inputs to a person leaves 2.1 % errors among the rest."],
+        "curve": curve, "words": ["Handing 7% of the inputs to a person leaves 2.1% errors among the rest."],
     }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def novelty(rng: np.random.Generator, found: list[str]) -> Record:
                  one("ood", "Out of distribution", 0.35, 0.93)],
         "detectors": [{"name": n, "label": t, "auroc": estimate(a, 0.01), "fpr95": estimate(f, 0.04)}
                       for n, t, a, f in scores],
-        "words": ["93 % of the letters are flagged, and 1.3 % of the digits."],
+        "words": ["93% of the letters are flagged, and 1.3% of the digits."],
     }  # fmt: skip
 
 

@@ -46,9 +46,9 @@ def test_sections_come_in_their_order(outline: Outline) -> None:
 def test_words_and_numbers_of_the_record_are_shown(record: dict[str, Any], outline: Outline) -> None:
     expected = [
         "Five methods on digits", "Classification · 6 methods · 540 test inputs · 300 out-of-distribution inputs",
-        *record["words"], "tuned on validation data; Categorical()", "12 ms", "12.3 MB", "2 155 400",
+        *record["words"], "tuned on validation data; Categorical()", "12 ms", "12.3 MB", "2,155,400",
         "0.182 [0.160, 0.202]", "★ best or as good: 0.121", "nearest 0.95 is best", "↓ lower is better",
-        "−0.0610 [−0.0670, −0.0556] better", "What nll means, in plain words.", "± 0.4 %", "Interaction",
+        "−0.0610 [−0.0670, −0.0556] better", "What nll means, in plain words.", "± 0.4%", "Interaction",
         "no common weight coordinates", "the reference", "0.100 [0.090, 0.109]", "HMC: 3 of 400 draws diverged.",
         "memory of HMC: it was not measured", "2.13.0", "1 min 1 s",
     ]  # fmt: skip

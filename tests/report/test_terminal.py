@@ -30,7 +30,7 @@ def test_everything_that_is_in_the_record_is_shown(width: int) -> None:
     wanted = [
         "Net [v2] on digits", "mostly right", "It sees [nothing] new.", "Negative log likelihood ↓",
         "−0.100 [−0.110, −0.090]",
-        "error ≤ 5 %, 95 % sure", "answer 50 %", "always", "4.0 % [3.0, 5.0]", "75.0 %", "Most of it comes from first.",
+        "error ≤ 5%, 95% sure", "answer 50%", "always", "4.0% [3.0, 5.0]", "75.0%", "Most of it comes from first.",
         "whence novelty", "Which layer is least certain?", "pruning: no test data", "a note from within",
     ]  # fmt: skip
     for words in wanted:
@@ -62,14 +62,14 @@ def test_long_names_fold_and_numbers_stay_whole() -> None:
     found = record()
     found["layers"][0]["name"] = "encoder.layers.11.self_attention.output.dense"
     text = drawn(found, 80)
-    assert "█" in text and " 75.0 %" in text and "…" not in text
+    assert "█" in text and " 75.0%" in text and "…" not in text
 
 
 def test_errors_other_than_rates_are_plain_numbers() -> None:
     found = record()
     found["deferral"]["error"] = "root mean squared error"
     text = drawn(found, 80)
-    assert "error ≤ 0.050, 95 % sure" in text and "error: root mean squared error" in text
+    assert "error ≤ 0.050, 95% sure" in text and "error: root mean squared error" in text
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_numbers(value: float | None, text: str) -> None:
 
 def test_bars() -> None:
     assert bar(None, 8).plain == "–"
-    assert bar(1.0, 8).plain == "████████ 100.0 %"
+    assert bar(1.0, 8).plain == "████████ 100.0%"
     assert bar(0.5 + 1 / 16, 8).plain.startswith("████▌")
-    assert bar(-0.1, 8).plain.strip() == "−10.0 %"
+    assert bar(-0.1, 8).plain.strip() == "−10.0%"
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -92,7 +92,7 @@ def test_a_comparison(width: int) -> None:
     text = drawn(sample_comparison.methods(), width)
     wanted = [
         "Five methods on digits", "test 540, ood 300", "NLL: best are Deep ensemble and HMC.", "Methods on test data",
-        "12 ms", "12.3 MB", "67.3 ± 0.4 %", "disagreement", "no common weight coordinates", "−0.15 (30.0 %)",
+        "12 ms", "12.3 MB", "67.3 ± 0.4%", "disagreement", "no common weight coordinates", "−0.15 (30.0%)",
         "Distance from HMC", "the reference", "0.120 [0.110, 0.129]", "memory of HMC: it was not measured",
     ]  # fmt: skip
     flat = " ".join(text.split())

@@ -29,7 +29,7 @@ from whence.posteriors.laplace.on_ranks import refuse_part
 from whence.predictive.dispatch import Method
 from whence.report.record import comparison as record
 from whence.report.record.common import Estimate
-from whence.report.record.convert import tidied, typeset
+from whence.report.record.convert import tidied
 
 PLAIN = "plain network"
 PROFILED = 500  # inputs behind the layers
@@ -117,7 +117,7 @@ def compare(
         run=log.run(next(iter(posteriors.values())).snapshots[0].device, seed),
     )
     found = tidied(found)
-    found = replace(found, words=tuple(map(typeset, comparison_words(found))))
+    found = replace(found, words=tuple(comparison_words(found)))
     return Comparison(ranks.from_first(found, "sharing the comparison"), dict(posteriors))
 
 

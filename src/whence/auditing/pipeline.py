@@ -16,6 +16,7 @@ from whence.auditing.deferral import deferral
 from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
+from whence.auditing.overlap import overlap
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
 from whence.auditing.results import Audit
@@ -23,7 +24,7 @@ from whence.auditing.run import OnLeft, OnStep, Progress, now, progress_over
 from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
-from whence.auditing.verdict import Found, verdict
+from whence.auditing.verdict import PENDING, judged
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
 from whence.engine.options import Execution
@@ -34,6 +35,7 @@ from whence.linalg.structures import BlockStructure
 from whence.posteriors.base import Posterior, is_posterior
 from whence.report.record import audit as record
 from whence.report.record.convert import tidied
+from whence.report.record.verdict import VerdictRules
 
 LikelihoodOrName = Likelihood | LikelihoodName
 NAMED = 4  # layers or parameters that a sentence names
@@ -84,6 +86,7 @@ def audit(
     device: torch.device | str | None = None,
     execution: Execution | None = None,
     quick: bool = False,
+    rules: VerdictRules | None = None,
     progress: bool = True,
     on_step: OnStep | None = None,
     on_left: OnLeft | None = None,
@@ -113,6 +116,7 @@ def audit(
         quick: a first look, in a fraction of the time: sampled curvature (unless ``curvature`` is given), at most
             300 examples of each set, 250 of them for tuning, no pruning curve (unless ``sections`` asks
             for it). The page says so.
+        rules: the thresholds of the verdict, see :class:`whence.VerdictRules`.
         progress: whether to show a progress bar, with the time left.
         on_step: called with the name of each step before it begins, its number, and the number of steps.
         on_left: called with the estimated number of seconds left, before each step.
@@ -171,7 +175,8 @@ def audit(
             validation_prediction=fitted.validation,
         )
         context, found = _sections(context, chosen, log)
-    return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
+    whole = judged(_record(context, found, log, title), rules or VerdictRules())
+    return Audit(whole, context.with_reference(), context.profile_posterior)
 
 
 # Options
@@ -253,7 +258,6 @@ def _sections(context: Context, chosen: list[str], log: Progress) -> tuple[Conte
 def _record(context: Context, found: dict[str, Any], log: Progress, title: str | None) -> record.AuditRecord:
     posterior, sets = context.posterior, context.sets
     trained_on, shown = posterior.summary().examples, sets["test"] or sets["ood"]
-    judged = Found(*(found[name] for name in ("quality", "deferral", "layers", "profile", "novelty")))
     return record.AuditRecord(
         schema="whence.audit/1",
         created=now(),
@@ -261,14 +265,19 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
         task=context.task.name,
         classes=context.classes,
         network=record.NetworkSize(
-            context.network_name, context.parameters, posterior.parameters, len(posterior.layers())
+            context.network_name,
+            context.parameters,
+            posterior.parameters,
+            len(posterior.layers()),
+            len(posterior.snapshots) if len(posterior.snapshots) > 1 else None,
         ),
         data=record.Data(
             train=None if trained_on is None else record.TrainingSize(trained_on),  # type: ignore[arg-type]
             **{name: None if one is None else one.size for name, one in sets.items()},
             input_shape=tuple(shown.inputs.shape[1:]) if shown and isinstance(shown.inputs, Tensor) else None,
+            overlap=overlap(context.train, sets["test"], sets["validation"]),
         ),
-        verdict=tidied(verdict(context, judged)),
+        verdict=PENDING,
         **found,
         run=_run(context, log),
     )

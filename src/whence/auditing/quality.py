@@ -15,8 +15,9 @@ from torch import Tensor
 
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
+from whence.auditing.guessing import class_names, guessing, implied_auroc, overconfidence
+from whence.auditing.points import is_negligible, significant_sign
 from whence.auditing.tasks import Classes, Task
-from whence.errors import BadData, NotDefined
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, reliability, risk_coverage
 from whence.metrics.in_the_large import in_the_large
@@ -239,10 +240,24 @@ def quality(context: Context) -> Quality:
         _sorted_uncertainty(context, "test"),
         _sorted_uncertainty(context, "ood"),
     )
-    words = tuple(_words(context, {m.name: m for m in metrics}))
     found = context.baseline
     baseline = None if found is None else Baseline(found.label, found.words, len(context.need("validation")))
-    return Quality(tuple(metrics), bins, uncertainty, words, baseline, _by_class(context, inside[1], targets))
+    names = class_names(context.task, context.classes, context.task.outputs(inside[1]))
+    guess = guessing(losses_of("nll", inside[1], targets), inside[1], targets, names, context.seed)
+    sure = overconfidence(inside[1], wrong_of(inside[1], targets), context.seed)
+    section = Quality(
+        tuple(metrics),
+        bins,
+        uncertainty,
+        (),
+        baseline,
+        _by_class(context, inside[1], targets),
+        guess,
+        None if sure is None else sure[0],
+        None if sure is None else Estimate.of(sure[1]),
+        None if sure is None else implied_auroc(inside[1], context.uncertainty("test")),
+    )
+    return replace(section, words=tuple(_words(context, section)))
 
 
 def _by_class(context: Context, prediction: Any, targets: Tensor) -> tuple[ClassCalibration, ...] | None:
@@ -280,42 +295,24 @@ def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers
     return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in (Kind.PLAIN, Kind.BAYESIAN)))
 
 
-def no_difference(found: Estimate) -> bool:
-    """Whether a difference is within chance, or too small to matter."""
-    assert found.value is not None
-    if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
-        return True
-    return abs(found.value) < NEGLIGIBLE
-
-
 def _change(difference: Estimate) -> str:
-    if no_difference(difference):
+    if is_negligible(difference, NEGLIGIBLE):
         return "Treating the weights as uncertain does not significantly change the log loss"
     assert difference.value is not None
     changes = "improves" if difference.value < 0 else "worsens"
     return f"Treating the weights as uncertain {changes} the log loss by {abs(difference.value):.3g} nats"
 
 
-def _words(context: Context, metrics: dict[str, Metric]) -> Iterator[str]:
-    nll, found = metrics.get("nll"), context.baseline
+def _words(context: Context, section: Quality) -> Iterator[str]:
+    metrics, found = {m.name: m for m in section.metrics}, context.baseline
+    nll = metrics.get("nll")
     if nll is not None and nll.difference is not None:
         yield f"{_change(nll.difference)} compared with the plain network."
     if nll is not None and nll.gain is not None and found is not None:
         yield f"{_change(nll.gain)} compared with {found.label} on the validation data ({found.words})."
-    confidence = mean_confidence(context)
-    if "ece" in metrics and isinstance(context.task, Classes) and confidence is not None:
-        accuracy = metrics["accuracy"].bayesian
-        right = accuracy.value if accuracy and accuracy.value is not None else math.nan
-        claim = f"Its mean confidence is {confidence:.1%}, its accuracy {right:.1%}"
-        if abs(confidence - right) > 0.005:
-            yield f"{claim}: it is {'over' if confidence > right else 'under'}confident."
-        else:
-            yield f"{claim}."
-
-
-def mean_confidence(context: Context) -> float | None:
-    """Mean confidence of the Bayesian prediction on test data."""
-    try:
-        return float(context.prediction("test").confidence.double().mean())
-    except (AttributeError, NotDefined, BadData):
-        return None
+    apart, accuracy = section.overconfidence, metrics.get("accuracy")
+    if section.confidence is None or apart is None or accuracy is None or accuracy.bayesian is None:
+        return
+    side = significant_sign(apart)
+    judged = f"it is {'over' if side > 0 else 'under'}confident" if side else "the difference is not significant"
+    yield f"Its mean confidence is {section.confidence:.1%}, its accuracy {accuracy.bayesian.value:.1%}: {judged}."

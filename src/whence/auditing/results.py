@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from whence.auditing.verdict import judged
 from whence.errors import need, one_of
 from whence.posteriors.base import Posterior
 from whence.report import figures
@@ -14,6 +15,7 @@ from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import to_json
 from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
+from whence.report.record.verdict import VerdictRules
 from whence.tables import text
 
 
@@ -79,6 +81,10 @@ class Audit(_Shown):
     def verdict(self) -> str:
         """The verdict in one paragraph."""
         return self.results.verdict.words
+
+    def judged(self, rules: VerdictRules | None = None) -> Audit:
+        """The same audit, judged by other rules; without any, by those of this version of whence."""
+        return replace(self, results=judged(self.results, rules or VerdictRules()))
 
     def _repr_markdown_(self) -> str:
         return f"**{self.results.title}** — {self.verdict}"

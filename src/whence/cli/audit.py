@@ -32,6 +32,7 @@ LIKELIHOODS = (
 )
 STRUCTURES = "Structure of the curvature: kron, ekfac, diag, block, full or lowrank."
 CURVATURES = "Kind of curvature: auto, ggn, mc, empirical, kfra or hessian."
+RULES = 'Thresholds of the verdict: JSON of some fields of whence.VerdictRules, such as {"ece": 0.02}.'
 QUICK = "A first look in a fraction of the time: sampled curvature, fewer examples, no pruning curve."
 PRIORS = "Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic prior."
 
@@ -58,6 +59,7 @@ def audit(
     inputs: Annotated[int, option(OUTPUT, "N", "Number of most uncertain inputs to show.", min=0)] = 12,
     open_page: options.Open = False,
     quick: Annotated[bool, options.flag(OUTPUT, "--quick", QUICK)] = False,
+    rules: Annotated[Path | None, option(OUTPUT, "FILE", RULES)] = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     quiet: options.Quiet = False,
@@ -86,6 +88,7 @@ def audit(
             "prior_precision": options.parse_prior(prior),
             "classes": options.parse_classes(classes),
             "title": title,
+            "rules": options.parse_rules(rules),
         }
         if save is not None:
             check_file(save, "--save")

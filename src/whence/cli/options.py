@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 import whence
 from whence.errors import BadOption, one_of
 from whence.likelihoods import BY_NAME, Likelihood
+from whence.report.record.verdict import VerdictRules
 
 DATA, FIT, OUTPUT, COMMON = "Data", "Posterior", "Output", "Common"
 REF = "MODULE:NAME"
@@ -156,3 +159,18 @@ def parse_classes(word: str | None) -> list[str] | None:
     if len(names) < 2 or not all(names):
         raise BadOption(f"--classes: expected comma-separated names, such as cat,dog, but got {word!r}.")
     return names
+
+
+def parse_rules(path: Path | None) -> VerdictRules | None:
+    """The rules in a JSON file."""
+    if path is None:
+        return None
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadOption(f"--rules {path}: it is not a JSON file ({error}).") from error
+    if not isinstance(given, dict):
+        raise BadOption(f'--rules {path}: it must hold an object such as {{"ece": 0.02}}.')
+    for name in given:
+        one_of(name, [one.name for one in fields(VerdictRules)], f"rule in {path}")
+    return VerdictRules(**given)

@@ -10,7 +10,6 @@ from whence.metrics import Estimate as Measured
 from whence.report.record.common import Estimate
 
 NONE = "–"
-THIN = "\u202f"  # a narrow space that does not break
 LONG = 16  # longest list that is printed
 
 
@@ -21,11 +20,11 @@ def number(value: Any, digits: int = 3) -> str:
     if not _is_number(value):
         return NONE if value is None or isinstance(value, float) else str(value)
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
-        return minus(f"{int(value):,}".replace(",", THIN if abs(value) >= 10000 else ""))
+        return minus(f"{int(value):,}")
     size = abs(value)
     if size < 1e-4 or size >= 1e6:
         return minus(f"{value:.{digits - 1}e}")
-    return minus(_trimmed(f"{value:.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"))
+    return minus(_trimmed(f"{value:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"))
 
 
 def percent(value: Any, digits: int = 3) -> str:
@@ -35,7 +34,7 @@ def percent(value: Any, digits: int = 3) -> str:
     scaled = 100.0 * float(value)
     decimals = 0 if not scaled else min(3, max(0, digits - 1 - math.floor(math.log10(abs(scaled)))))
     text = _trimmed(f"{scaled:.{decimals}f}")
-    return minus("0" if text == "-0" else text) + f"{THIN}%"
+    return minus("0" if text == "-0" else text) + "%"
 
 
 def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
@@ -46,7 +45,7 @@ def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
         return percent(value.value) if part else number(value.value), ""
     scale = 100.0 if part else 1.0
     first, interval = minus(str(Measured(scale * value.value, scale * value.low, scale * value.high))).split(" ", 1)
-    return first + f"{THIN}%" * part, interval
+    return first + "%" * part, interval
 
 
 def duration(seconds: float | None) -> str:

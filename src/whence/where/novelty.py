@@ -90,7 +90,7 @@ class Novelty:
             return f"{self.names[layer]!r} (p = {float(by_layer[layer]):.2g})"
 
         if p > level:
-            return f"input {index} is like the training data (p = {p:.2g}; smallest in {named(most)})."
+            return f"input {index} {self._not_novel(p, float(by_layer[most]), self.names[most], level)}"
         below = (by_layer <= level).nonzero().flatten().tolist()
         if not below:
             return f"input {index} differs from the training data (p = {p:.2g}) overall, but in no single layer."
@@ -98,6 +98,16 @@ class Novelty:
         others = len(below) - len({below[0], most})
         more = f", and in {others} more {'layer' if others == 1 else 'layers'}" if others else ""
         return f"input {index} differs from the training data (p = {p:.2g}): {places}{more}."
+
+    def _not_novel(self, p: float, smallest: float, layer: str, level: float) -> str:
+        """``smallest`` is the p-value of a layer, which counts if it is small for the smallest of so many."""
+        corrected = min(1.0, smallest * len(self.names))  # Bonferroni
+        if corrected > level:
+            return f"does not differ significantly from the training data (p = {p:.2g})."
+        return (
+            f"differs from the training data in {layer!r} (p = {corrected:.2g}, corrected for {len(self.names)} layers) "
+            f"but not over all layers together (p = {p:.2g})."
+        )
 
     def describe(self, level: float = 0.01) -> str:
         """The summary, and the most novel inputs in words."""

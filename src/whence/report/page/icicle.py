@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import need
-from whence.report.formatting import NONE, THIN, number, percent, shortened, signed, significant
+from whence.report.formatting import NONE, number, percent, shortened, signed, significant
 from whence.report.page import theme
 from whence.report.page.charts import plain_text
 from whence.report.record.common import Numbers
@@ -73,7 +73,7 @@ def _view(view: View, places: list[int], nodes: list[Node]) -> Chart:
     change = view.kind == "difference"
     shares, explained = ([values[i] for i in places] for values in (view.share, view.explained))
     widths, squeezed = (changes(shares, nodes), []) if change else fitted(shares, nodes)
-    unit = f"{THIN}pp" if change else f"{THIN}%"
+    unit = "\u202fpp" if change else "%"
     words = ("change of the share", "change of explained") if change else ("share of the variance", "explained")
     return {
         "values": widths, "unit": unit, "palette": _palette_of(view), "note": _note(view, len(squeezed)),

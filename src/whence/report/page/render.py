@@ -29,11 +29,15 @@ from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, ComparisonSection, LayersOfMethods
 from whence.report.record.sections import Novelty, Profile, View
+from whence.report.record.verdict import JUDGED
 
 Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-AUDIT_PARTS = ("verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "run", "glossary")
+AUDIT_PARTS = (
+    "verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "next", "run", "glossary",
+)  # fmt: skip
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
+OPTIONAL = {"next": "next_steps"}  # the record's fields with other names than their sections
 GROUPS = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
 JUDGEMENTS = {"same": "no clear difference"}
 METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy")  # terms in the names of metrics
@@ -104,8 +108,8 @@ def _audit(record: AuditRecord, most: int) -> Context:
     }
     return {
         **_common(record, compared, drawings),
-        "what": "audit", "nested": True, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
-        "sections": {key: title for key, title in text.audit_sections.items() if key != "comparison" or compared},
+        "what": "audit", "nested": True, "judged_points": JUDGED, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
+        "sections": {key: title for key, title in text.audit_sections.items() if _is_shown(record, key)},
         "terms": {**text.terms, **(text.comparison_terms if compared else {})},
         "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
         "negative": _negative(profile) if profile else {},
@@ -145,8 +149,14 @@ def _common(
         }  # fmt: skip
     return {
         **found, **drawings, "r": record, "run": record.run, "tones": _text().tones,
-        "why": _reasons(record.run.left_out), "data": embedded({**drawings, "themes": theme.templates()}),
+        "data": embedded({**drawings, "themes": theme.templates()}),
     }  # fmt: skip
+
+
+def _is_shown(record: AuditRecord, section: str) -> bool:
+    """Whether the page has a section: what was not computed is listed under "not covered"."""
+    found = getattr(record, OPTIONAL.get(section, section), True)
+    return found is True or bool(found)
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> dict[str, str]:

@@ -18,14 +18,13 @@ from whence.report.record.common import (
     PlainAndBayesian,
     RejectionCurve,
     Run,
-    Sentence,
     Sentences,
     SetSize,
     TaskName,
-    Tone,
 )
 from whence.report.record.comparison import ComparisonSection
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
+from whence.report.record.verdict import Guessing, NextStep, Overlap, Verdict
 
 RATE = "error rate"  # Deferral.error if answers are right or wrong
 
@@ -38,6 +37,7 @@ class NetworkSize:
     parameters: Count
     bayesian: Count
     layers: Count
+    members: int | None = None  # of an ensemble
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,7 @@ class Data:
     validation: SetSize | None
     ood: SetSize | None
     input_shape: tuple[Count, ...] | None
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of the verdict."""
-
-    label: str
-    words: Sentence
-    tone: Tone
-
-    @property
-    def is_good(self) -> bool:
-        return self.tone == "good"
-
-    @property
-    def is_poor(self) -> bool:
-        return self.tone == "poor"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Summary of the sections."""
-
-    words: Sentence
-    tone: Tone
-    points: tuple[Point, ...]
+    overlap: Overlap | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +109,10 @@ class Quality:
     words: Sentences
     baseline: Baseline | None = None
     classes: tuple[ClassCalibration, ...] | None = None
+    guessing: Guessing | None = None
+    confidence: float | None = None  # mean
+    overconfidence: Estimate | None = None  # mean confidence minus accuracy
+    implied_error_auroc: float | None = None  # AUROC of errors if each answer were right with its stated confidence
 
 
 @dataclass(frozen=True)
@@ -256,3 +235,4 @@ class AuditRecord(Header):
     pruning: Pruning | None
     answers: tuple[Answer, ...] | None
     run: AuditRun
+    next_steps: tuple[NextStep, ...] | None = None

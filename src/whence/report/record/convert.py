@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
@@ -155,11 +154,11 @@ def _concerned(hint: Any, keys: frozenset[Hashable]) -> bool:
     return _rule(hint, keys) is not None or any(_concerned(one, keys) for one in parts if one is not Any)
 
 
-# Rounded numbers and typeset sentences
+# Rounded numbers
 
 
 def tidied(section: R) -> R:
-    """Round the numbers and typeset the sentences of a section, a record, or a tuple of rows."""
+    """Round the numbers of a section, a record, or a tuple of rows."""
     if isinstance(section, tuple):
         return tuple(map(tidied, section))  # type: ignore[return-value]
     return changed(section, RULES)
@@ -171,11 +170,6 @@ def number(value: Any, digits: int = 6) -> float | None:
         return value
     value = float(value)
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-
-
-def typeset(text: str) -> str:
-    """Put a narrow space before percent signs."""
-    return re.sub(r"(\d)%", "\\1\u202f%", text)
 
 
 def plain_values(value: Any) -> Any:
@@ -195,5 +189,4 @@ RULES: Rules = {
     float: number,
     Mark.COARSE: lambda value: number(value, 3),
     Mark.NESTED: plain_values,
-    Mark.SENTENCE: typeset,
 }

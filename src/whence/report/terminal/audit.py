@@ -11,6 +11,7 @@ from rich.text import Text
 
 from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Quality
 from whence.report.record.sections import Answer, Layer, Novelty, Shares
+from whence.report.record.verdict import NextStep
 from whence.report.terminal.comparison import comparison_sections
 from whence.report.terminal.tables import (
     WIDE,
@@ -46,6 +47,7 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
         _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
         _novelty(record.novelty) if record.novelty else None,
         _answers(record.answers) if record.answers else None,
+        _next_steps(record.next_steps) if record.next_steps else None,
         section("About this audit", facts([*_posterior_facts(record), *run_facts(record.run)])),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -85,16 +87,16 @@ def _quality(quality: Quality, wide: bool) -> RenderableType:
         difference = Text(estimate(apart), style=JUDGED.get(row.judge(apart) or "", ""))
         add_row(table, row.label + ARROWS.get(row.better, ""), *(estimate(v, interval=wide) for v in shown), difference)
     beside = f"recalibrated: plain after {quality.baseline.label}" if quality.baseline is not None else ""
-    note = f"difference: Bayesian − {'recalibrated' if again else 'plain'}; ↓ lower is better, ↑ higher; 95 % intervals"
+    note = f"difference: Bayesian − {'recalibrated' if again else 'plain'}; ↓ lower is better, ↑ higher; 95% intervals"
     return section("Quality on test data", table, quality.words, "; ".join(filter(None, [beside, note])))
 
 
 def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
-    shown, unit = (tenths, " %") if deferral.is_rate else (number, "")
+    shown, unit = (tenths, "%") if deferral.is_rate else (number, "")
     table = new_table("target", "above>", "answered>", "error>", "others' error>")
     for row in deferral.rows:
         threshold = {"all": "never", "none": "always"}.get(row.answers) or number(row.threshold)
-        answered = estimate(row.test.coverage, tenths, " %", wide)
+        answered = estimate(row.test.coverage, tenths, "%", wide)
         errors = estimate(row.test.error, shown, unit), estimate(row.test.deferred_error, shown, unit, wide)
         add_row(table, _aim(row, deferral.is_rate), threshold, answered, *errors)
     note = f"above this {deferral.label}; chosen on validation data, measured on test data"
@@ -105,9 +107,9 @@ def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
 def _aim(row: DeferralRule, rate: bool) -> str:
     """The target of a rule."""
     if row.aim == "coverage":
-        return f"answer {100 * row.target:.3g} %"
-    sure = f", {100 * row.confidence:.3g} % sure" if row.confidence else ""
-    most = f"{100 * row.target:.3g} %" if rate else number(row.target)
+        return f"answer {100 * row.target:.3g}%"
+    sure = f", {100 * row.confidence:.3g}% sure" if row.confidence else ""
+    most = f"{100 * row.target:.3g}%" if rate else number(row.target)
     return f"error ≤ {most}{sure}"
 
 
@@ -144,16 +146,23 @@ def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> Renderab
 
 def _range(shares: Shares) -> str:
     low, high = shares.share_low, shares.share_high
-    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f} %"
+    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f}%"
 
 
 def _novelty(novelty: Novelty) -> RenderableType:
     table = None
     if novelty.detectors:
-        table = new_table("detector", "AUROC>", "FPR at 95 %>")
+        table = new_table("detector", "AUROC>", "FPR at 95%>")
         for row in novelty.detectors:
             add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95))
     return section("Novelty", table, novelty.words)
+
+
+def _next_steps(steps: Sequence[NextStep]) -> RenderableType:
+    lines = (
+        Text.assemble((f"{MARKS[step.tone]} {step.words}", STYLES[step.tone]), f" {step.because}") for step in steps
+    )
+    return section("What to do next", Group(*(Padding(line, (0, 0, 0, 2)) for line in lines)))
 
 
 def _answers(answers: Sequence[Answer]) -> RenderableType:

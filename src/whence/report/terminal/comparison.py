@@ -69,7 +69,7 @@ def _scores(record: Compared, width: int) -> RenderableType:
     if any(method.memory is not None for method in record.methods):
         columns.append(("memory", [Text(size(method.memory)) for method in record.methods]))
     note = "* best, or not significantly worse than the best; ↓ lower is better, ↑ higher"
-    note += "; 95 % intervals" if width >= WIDE else ""
+    note += "; 95% intervals" if width >= WIDE else ""
     return section("Methods on test data", _tables("method", record.names, columns, width), note=note)
 
 
@@ -131,7 +131,7 @@ def _amount(values: Numbers, errors: Numbers | None, place: int, share: bool) ->
     value, error = values[place], None if errors is None else errors[place]
     if value is None or not share:
         return Text(number(value))
-    return Text(percent(value) if error is None else f"{tenths(value)} ± {tenths(error)} %")
+    return Text(percent(value) if error is None else f"{tenths(value)} ± {tenths(error)}%")
 
 
 def _agreement(found: Agreement, width: int) -> RenderableType | None:

@@ -34,7 +34,7 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return NONE if value is None else f"{tenths(value)} %"
+    return NONE if value is None else f"{tenths(value)}%"
 
 
 def whole(value: float | None) -> str:

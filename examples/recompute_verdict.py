@@ -1,0 +1,121 @@
+"""Recompute the verdict of an audit from its JSON file, without whence: ``python recompute_verdict.py audit.json``.
+
+The rules are those of docs/audit.md; their thresholds are in the file. Exits with 1 if a tone differs from the file's.
+"""
+
+import json
+import sys
+
+JUDGED = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
+
+
+def graded(value, mixed, poor):
+    return "good" if value <= mixed else "poor" if value > poor else "mixed"
+
+
+def auroc_tone(found, good, poor):
+    if found["value"] >= good and (found["low"] is None or found["low"] >= poor):
+        return "good"
+    return "poor" if found["value"] < poor and (found["high"] is None or found["high"] < poor) else "mixed"
+
+
+def independence(record, rules, metrics):
+    overlap, test = record["data"].get("overlap"), record["data"]["test"]
+    if overlap and overlap["test"] is not None and test:
+        return graded(overlap["test"] / test["inputs"], rules["duplicates_mixed"], rules["duplicates_poor"])
+
+
+def guessing(record, rules, metrics):
+    guess, accuracy = record["quality"].get("guessing"), metrics.get("accuracy")
+    if not guess or not guess["nll"] or guess["difference"]["low"] is None:
+        return None
+    below = guess.get("accuracy") is not None and accuracy and (accuracy["high"] or 1) < guess["accuracy"]
+    if below or -guess["difference"]["low"] < rules["skill_poor"] * abs(guess["nll"]):
+        return "poor"
+    return "good" if guess["difference"]["high"] < 0 else "mixed"
+
+
+def generalisation(record, rules, metrics):
+    training, accuracy = record["run"]["posterior"]["training"], metrics.get("accuracy")
+    if training and training["accuracy"] is not None and accuracy and accuracy["high"] is not None:
+        return graded(training["accuracy"] - accuracy["high"], rules["gap_mixed"], rules["gap_poor"])
+
+
+def class_error(row, rules):
+    """The least difference of a class's mean probability from its frequency, relative to the rarer outcome."""
+    low, high, frequency = row["difference"]["low"], row["difference"]["high"], row["frequency"] or 0
+    rarer = min(frequency, 1 - frequency)
+    if low is None or high is None or low <= 0 <= high or not rarer:
+        return 0.0
+    least = min(abs(low), abs(high))
+    return least / rarer if least > rules["ece_negligible"] else 0.0
+
+
+def calibration(record, rules, metrics):
+    ece, coverage = metrics.get("ece"), metrics.get("coverage")
+    if ece:
+        if ece["low"] is None or ece["low"] <= rules["ece_negligible"]:
+            tone = "unknown" if ece["high"] is None or ece["high"] > rules["too_wide"] else "good"
+        else:
+            tone = "good" if ece["high"] <= rules["ece"] else "poor" if ece["low"] > rules["ece"] else "mixed"
+        worst = max((class_error(row, rules) for row in record["quality"].get("classes") or []), default=0.0)
+        if worst >= rules["class_mixed"]:
+            tone = "poor" if worst >= rules["class_poor"] or tone == "poor" else "mixed"
+        return tone
+    if coverage and coverage["value"] is not None:
+        low, high = (coverage["value"] if coverage[end] is None else coverage[end] for end in ("low", "high"))
+        least = abs(min(max(0.95, low), high) - 0.95)
+        tone = graded(least, rules["coverage_good"], rules["coverage_poor"])
+        return "unknown" if tone == "good" and high - low > 2 * rules["too_wide"] else tone
+
+
+def errors(record, rules, metrics):
+    auroc, implied = metrics.get("error_auroc"), record["quality"].get("implied_error_auroc")
+    if auroc:
+        tone = auroc_tone(auroc, rules["errors_good"], rules["errors_poor"])
+        as_implied = implied is not None and auroc["value"] >= rules["errors_poor"] and (auroc["high"] or 0) >= implied
+        return "good" if tone == "mixed" and as_implied else tone
+
+
+def novelty(record, rules, metrics):
+    detectors = (record["novelty"] or {}).get("detectors")
+    good, poor = rules["novelty_good"], rules["novelty_poor"]
+    if not detectors:
+        return auroc_tone(metrics["ood_auroc"], good, poor) if metrics.get("ood_auroc") else None
+    own = next(one["auroc"] for one in detectors if one["name"] == "novelty")
+    tone = auroc_tone(own, good, poor)
+    beaten = (detectors[0]["auroc"]["value"] or 0) > (own["value"] or 0) + rules["beaten"]
+    return "mixed" if beaten and tone == "good" else tone
+
+
+def recomputed(record):
+    """The tone of each judged point, and the overall one."""
+    rules = record["verdict"]["rules"]
+    metrics = {row["name"]: row["bayesian"] for row in (record["quality"] or {}).get("metrics", [])}
+    tones = {"independence": independence(record, rules, metrics)}
+    if record["quality"]:
+        for rule in (guessing, generalisation, calibration, errors):
+            tones[rule.__name__] = rule(record, rules, metrics)
+    tones["novelty"] = novelty(record, rules, metrics)
+    tones = {key: tone for key, tone in tones.items() if tone}
+    known = set(tones.values())
+    overall = "unknown" if known <= {"unknown"} else "poor" if "poor" in known else "mixed"
+    return tones, "good" if known == {"good"} else overall
+
+
+def main(path):
+    with open(path, encoding="utf-8") as file:
+        record = json.load(file)
+    tones, overall = recomputed(record)
+    written = {point["key"]: point["tone"] for point in record["verdict"]["points"] if point.get("key") in JUDGED}
+    for key in JUDGED:
+        if key in tones or key in written:
+            print(f"{key:15} {tones.get(key)!s:8} in the file: {written.get(key)}")
+    print(f"{'overall':15} {overall:8} in the file: {record['verdict']['tone']}")
+    return tones == written and overall == record["verdict"]["tone"]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(0 if main(sys.argv[1]) else 1)

@@ -1,0 +1,81 @@
+"""The layer with the largest share of the variance, and what the verdict says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whence.report.record.sections import Layer, Sensitivity, Shares
+from whence.report.record.verdict import Point
+from whence.where.examined import FACTORS
+
+PRIORS = dict(zip(FACTORS, ("one ten times weaker", "this prior", "one ten times stronger"), strict=True))
+
+
+@dataclass(frozen=True)
+class LeadingLayer:
+    """The layer with the largest share of the variance of test inputs."""
+
+    name: str
+    shares: Shares
+    elsewhere: tuple[tuple[float, str], ...] = ()  # factor on the prior precision, and which layer leads there instead
+
+    def briefly(self) -> str:
+        if self.elsewhere:
+            return "Which layer contributes most to the variance depends on the prior."
+        return f"`{self.name}` contributes the largest share of the variance ({self.shares.variance_share:.0%})."
+
+    def words(self) -> str:
+        """The layer's share with its range, and its share under the prior alone."""
+        own, low, high = self.shares, self.shares.share_low, self.shares.share_high
+        alone = "" if own.prior_share is None else f"; {own.prior_share:.0%} under the prior alone"
+        if not self.elsewhere:
+            span = ""
+            if low is not None and high is not None:
+                span = f"; {low:.0%} to {high:.0%} under priors ten times weaker to ten times stronger"
+            return (
+                f"`{self.name}` contributes the largest share of the variance ({own.variance_share:.0%}{span}{alone})."
+            )
+        instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
+        return (
+            f"No layer has the largest share of the variance under every prior: `{self.name}` under this one "
+            f"({own.variance_share:.0%}{alone}), {instead}."
+        )
+
+
+def leading_layer(layers: Sequence[Layer], sensitivity: Sequence[Sensitivity]) -> LeadingLayer | None:
+    """The leading layer, if the layer table has shares."""
+    shared = _with_shares(layers)
+    if not shared:
+        return None
+    name, shares = max(shared.items(), key=lambda item: item[1].variance_share or 0.0)
+    elsewhere = []
+    for factor in FACTORS:
+        rows = [row for row in sensitivity if row.factor == factor]
+        if rows and (first := max(rows, key=lambda row: row.variance_share or 0.0).name) != name:
+            elsewhere.append((factor, first))
+    return LeadingLayer(name, shares, tuple(elsewhere))
+
+
+def _with_shares(layers: Sequence[Layer]) -> dict[str, Shares]:
+    """Shares of test data, by layer."""
+    return {row.name: row.test for row in layers if row.test is not None and row.test.variance_share is not None}
+
+
+def location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | None:
+    """The point about the source of the uncertainty."""
+    if leader is None:
+        return None
+    words = leader.words()
+    inside = _with_shares(layers)
+    drops = {
+        row.name: (inside[row.name].explained, row.ood.explained)
+        for row in layers
+        if row.name in inside and row.ood is not None
+    }
+    known = {name: (a, b) for name, (a, b) in drops.items() if a is not None and b is not None}
+    if len(known) == len(inside):
+        name, (before, after) = max(known.items(), key=lambda item: item[1][0] - item[1][1])
+        if before - after > 0.01:
+            words += f" For out-of-distribution inputs, explained falls most in `{name}` ({before:.0%} → {after:.0%})."
+    return Point("Source of the uncertainty", words, "note", "location")

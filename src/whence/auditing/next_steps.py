@@ -1,0 +1,235 @@
+"""What to do next, from the record and its verdict: first what invalidates the audit, then what is poor, then gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from whence.auditing.points import Judge, is_negligible, significant_sign
+from whence.report.formatting import minus
+from whence.report.record.audit import AuditRecord, DeferralRule
+from whence.report.record.common import Tone
+from whence.report.record.verdict import NextStep, PointKey, VerdictRules
+
+FEW = 0.1  # width of the interval of the accuracy above which the test data are too few
+USEFUL = 0.1  # relative fall of the error by deferral that is worth a line
+RARE = 3  # classes that are named
+
+
+class Rank(IntEnum):
+    """The order of the steps."""
+
+    INVALID = 0  # the audit itself cannot be trusted
+    POOR = 1
+    MIXED = 2
+    GAIN = 3
+
+
+RANKS: dict[Tone, Rank] = {"poor": Rank.POOR, "mixed": Rank.MIXED}
+TONES: dict[Rank, Tone] = {Rank.INVALID: "poor", Rank.POOR: "poor", Rank.MIXED: "mixed", Rank.GAIN: "note"}
+
+
+class _Step(NamedTuple):
+    rank: Rank
+    effect: float  # relative change that the step is about; larger first
+    words: str
+    because: str
+
+    @property
+    def tone(self) -> Tone:
+        return TONES[self.rank]
+
+
+def next_steps(record: AuditRecord, rules: VerdictRules) -> tuple[NextStep, ...]:
+    """One line for each finding that something can be done about, in order."""
+    found = sorted(_Steps(Judge(record, rules)).all(), key=lambda step: (step.rank, -step.effect))
+    return tuple(NextStep(step.words, step.because, step.tone) for step in found)
+
+
+class _Steps:
+    def __init__(self, judge: Judge) -> None:
+        self.judge, self.record, self.rules = judge, judge.record, judge.rules
+        self.points = {point.key: point for point in judge.record.verdict.points}
+
+    def all(self) -> Iterator[_Step]:
+        yield from self._about_data()
+        yield from self._about_guessing()
+        yield from self._about_calibration()
+        yield from self._about_errors()
+        yield from self._about_novelty()
+        yield from self._about_weights()
+
+    def _rank(self, key: PointKey) -> Rank | None:
+        """By the tone of a point; None if there is nothing to do."""
+        point = self.points.get(key)
+        return None if point is None else RANKS.get(point.tone)
+
+    def _about_data(self) -> Iterator[_Step]:
+        data, overlap = self.record.data, self.record.data.overlap
+        if overlap is not None and overlap.test and data.test is not None:
+            part = overlap.test / data.test.inputs
+            yield _Step(
+                Rank.INVALID if self._rank("independence") else Rank.MIXED,
+                part,
+                "Remove the test inputs that are also in the training data, and repeat the audit.",
+                f"{overlap.test:,} of {data.test.inputs:,} test inputs ({part:.1%}) occur in both.",
+            )
+        if overlap is not None and overlap.validation and data.validation is not None:
+            part = overlap.validation / data.validation.inputs
+            if part > self.rules.duplicates_mixed:
+                yield _Step(
+                    Rank.INVALID,
+                    part,
+                    "Take validation data that the network was not trained on, and repeat the audit.",
+                    f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({part:.1%}) are in the "
+                    "training data, so the prior and the thresholds were chosen on data that the network has fitted.",
+                )
+        if data.validation is None:
+            yield _Step(
+                Rank.MIXED,
+                1.0,
+                "Pass validation data: they tune the prior, give thresholds for deferral and the reference "
+                "for novelty.",
+                "None were given.",
+            )
+        accuracy = self.judge.value("accuracy")
+        if accuracy is not None and accuracy.low is not None and accuracy.high is not None:
+            width = accuracy.high - accuracy.low
+            if width > FEW:
+                yield _Step(
+                    Rank.MIXED,
+                    width,
+                    "Use more test inputs: the scores of this audit are uncertain.",
+                    f"With n = {accuracy.count:,} the accuracy is known to {width:.0%} (95% interval "
+                    f"{accuracy.low:.1%} to {accuracy.high:.1%}).",
+                )
+
+    def _about_guessing(self) -> Iterator[_Step]:
+        for key, words in (
+            ("guessing", "Do not use this network for decisions before it beats guessing: check labels and training."),
+            (
+                "generalisation",
+                "Reduce overfitting: more or augmented training data, weight decay, or earlier stopping.",
+            ),
+        ):
+            rank = self._rank(key)  # type: ignore[arg-type]
+            if rank is not None:
+                yield _Step(rank, 0.9, words, self.points[key].words)  # type: ignore[index]
+
+    def _about_calibration(self) -> Iterator[_Step]:
+        quality = self.record.quality
+        if quality is None:
+            return
+        for row in sorted(quality.classes or (), key=self.judge.relative_error, reverse=True)[:RARE]:
+            error = self.judge.relative_error(row)
+            if error >= self.rules.class_mixed:
+                often = "often" if (row.predicted or 0.0) > (row.frequency or 0.0) else "rarely"
+                yield _Step(
+                    Rank.POOR if error >= self.rules.class_poor else Rank.MIXED,
+                    min(error, 0.99),
+                    f"Correct the probability of `{row.name}`, which is predicted too {often}: undo class weights, or "
+                    "shift its logit to the frequency where the network is used.",
+                    f"Mean probability {row.predicted:.1%}, frequency {row.frequency:.1%} in the test data.",
+                )
+        rank, ece = self._rank("calibration"), self.judge.metric("ece")
+        side = significant_sign(quality.overconfidence)
+        if rank is not None and ece is not None and ece.bayesian is not None and side:
+            best = ece.recalibrated
+            if best is not None and (best.value or 1.0) < (ece.bayesian.value or 0.0) and quality.baseline is not None:
+                yield _Step(
+                    rank,
+                    ece.bayesian.value or 0.0,
+                    f"Use the plain network after {quality.baseline.label} for probabilities.",
+                    f"Its ECE is {best.value:.1%}, that of the posterior {ece.bayesian.value:.1%}.",
+                )
+            else:
+                yield _Step(
+                    rank,
+                    ece.bayesian.value or 0.0,
+                    "Recalibrate: tune on validation data that are like the test data.",
+                    f"ECE {ece.bayesian.value:.1%}; it is {'over' if side > 0 else 'under'}confident.",
+                )
+        coverage = self.judge.value("coverage")
+        if rank is not None and ece is None and coverage is not None:
+            yield _Step(
+                rank,
+                abs((coverage.value or 0.0) - 0.95),
+                "Do not rely on the 95% intervals as they are: tune on validation data, or use conformal intervals.",
+                f"They contain {coverage.value:.1%} of the true values.",
+            )
+
+    def _about_errors(self) -> Iterator[_Step]:
+        found = self.record.deferral
+        if found is None:
+            return
+        aims = {row.target: row for row in found.rows if row.by_coverage}
+        whole, some = aims.get(1.0), aims.get(0.8)
+        before, after = (_error(row) for row in (whole, some))
+        if some is None or before is None or after is None or not before:
+            return
+        gain = 1 - after / before
+        if gain > USEFUL:
+            form, name = (".1%", "error rate") if found.is_rate else (".3g", "RMSE")
+            yield _Step(
+                Rank.GAIN,
+                gain,
+                "Hand the most uncertain inputs to a person; the deferral table has the thresholds.",
+                f"Answering {some.test.coverage.value:.0%} of the test inputs, the {name} falls from {before:{form}} "
+                f"to {after:{form}}.",
+            )
+
+    def _about_novelty(self) -> Iterator[_Step]:
+        rank, found = self._rank("novelty"), self.record.novelty
+        if found is not None and found.detectors:
+            own = next((one for one in found.detectors if one.name == "novelty"), None)
+            best = found.detectors[0]
+            apart = 0.0 if own is None else (best.auroc.value or 0.0) - (own.auroc.value or 0.0)
+            if own is not None and apart > self.rules.beaten:
+                yield _Step(
+                    rank or Rank.GAIN,
+                    apart,
+                    f"Use {best.label} to detect inputs like the out-of-distribution data given.",
+                    f"AUROC {best.auroc.value:.2f}; novelty by layer has {own.auroc.value:.2f}.",
+                )
+            elif rank is not None:
+                yield _Step(
+                    rank,
+                    1 - (best.auroc.value or 0.0),
+                    "Do not rely on novelty for inputs like the out-of-distribution data given; no detector "
+                    "finds them.",
+                    f"The best has an AUROC of {best.auroc.value:.2f} ({best.label}).",
+                )
+        if self.record.data.ood is None and self.record.data.test is not None:
+            yield _Step(
+                Rank.GAIN,
+                0.0,
+                "Pass inputs as they may occur after deployment but not in training (ood=…), to measure detection.",
+                "No out-of-distribution inputs were given.",
+            )
+
+    def _about_weights(self) -> Iterator[_Step]:
+        quality, metric = self.record.quality, self.judge.metric("nll")
+        gain = None if metric is None else metric.gain
+        if quality is None or quality.baseline is None or gain is None or gain.low is None or gain.value is None:
+            return
+        interval = minus(f"{gain.value:+.3g} nats, 95% interval {gain.low:+.3g} to {gain.high:+.3g}")
+        if is_negligible(gain, self.rules.negligible):
+            yield _Step(
+                Rank.GAIN,
+                0.01,
+                f"For probabilities alone the plain network after {quality.baseline.label} is enough; the posterior "
+                "adds novelty, layers and intervals.",
+                f"No significant difference in log loss ({interval}).",
+            )
+        elif gain.value > 0:
+            yield _Step(
+                Rank.MIXED,
+                gain.value,
+                f"For probabilities take the plain network after {quality.baseline.label}.",
+                f"Its log loss is lower ({interval}).",
+            )
+
+
+def _error(row: DeferralRule | None) -> float | None:
+    return None if row is None or row.test.error is None else row.test.error.value
