@@ -61,7 +61,8 @@ class Judge:
         worse = below or most < rules.skill_poor * scale
         tone: Tone = "poor" if worse else "good" if least > 0 else "mixed"
         words = f"Its log loss is {abs(saved):.3g} nats {'lower' if saved > 0 else 'higher'} than that of {guess.words}"
-        words += f" ({_interval(apart)})."
+        ends = (least, most) if saved > 0 else (-most, -least)
+        words += minus(f" (95% interval {ends[0]:.3g} to {ends[1]:.3g}).")
         if guess.accuracy is not None and accuracy is not None and accuracy.value is not None:
             more = "more often than" if guess.accuracy > accuracy.value else "less often than"
             same = abs(guess.accuracy - accuracy.value) < 5e-4

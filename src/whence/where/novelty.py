@@ -105,8 +105,8 @@ class Novelty:
         if corrected > level:
             return f"does not differ significantly from the training data (p = {p:.2g})."
         return (
-            f"differs from the training data in {layer!r} (p = {corrected:.2g}, corrected for {len(self.names)} layers) "
-            f"but not over all layers together (p = {p:.2g})."
+            f"differs from the training data in {layer!r} (p = {corrected:.2g}, corrected for {len(self.names)} layers)"
+            f" but not over all layers together (p = {p:.2g})."
         )
 
     def describe(self, level: float = 0.01) -> str:
