@@ -12,12 +12,12 @@ import torch
 
 import whence
 from tests.auditing.cases import classification
-from whence.auditing.quality import _by_class
-from whence.auditing.tasks import Labels
+from whence.auditing.label_tables import in_the_large_row
 from whence.auditing.verdict import SUMMARIES, Found, _gain, _majority, _novelty, _with_classes, leading_layer
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Point, Quality
 from whence.report.record.common import Estimate
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Sensitivity, Shares
 
 
@@ -72,9 +72,8 @@ def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
     gen = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(size, 1, generator=gen, dtype=torch.float64) - 4.0
     y = (torch.rand(size, 1, generator=gen, dtype=torch.float64) < logits.sigmoid()).long()
-    prediction = SimpleNamespace(probs=(logits + shift).sigmoid())
-    given: Any = SimpleNamespace(task=Labels("binary"), classes=None, seed=0)
-    return Quality((), None, None, (), classes=_by_class(given, prediction, y))
+    row = in_the_large_row("positive", (logits + shift).sigmoid(), y == 1, 1)
+    return Quality((), None, None, (), classes=(ClassCalibration(**row),))
 
 
 def tone(quality: Quality) -> str:

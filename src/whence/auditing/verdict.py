@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from whence.auditing.context import Context
 from whence.auditing.quality import mean_confidence, no_difference
 from whence.report.formatting import minus
-from whence.report.record.audit import ClassCalibration, Deferral, Metric, Point, Quality, Verdict
+from whence.report.record.audit import Deferral, Metric, Point, Quality, Verdict
 from whence.report.record.common import Estimate, Tone
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Novelty, Profile, Shares
 from whence.where.examined import FACTORS
 

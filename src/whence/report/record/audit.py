@@ -25,6 +25,8 @@ from whence.report.record.common import (
     Tone,
 )
 from whence.report.record.comparison import ComparisonSection
+from whence.report.record.groups import Groups
+from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
 
 RATE = "error rate"  # Deferral.error if answers are right or wrong
@@ -115,16 +117,6 @@ class Uncertainties:
 
 
 @dataclass(frozen=True)
-class ClassCalibration:
-    """Mean predicted probability of a class or label beside its frequency in the test data."""
-
-    name: str
-    frequency: Number
-    predicted: Number
-    difference: Estimate  # with an interval that holds for all classes together
-
-
-@dataclass(frozen=True)
 class Quality:
     """How good the uncertainties are, on test data."""
 
@@ -134,6 +126,8 @@ class Quality:
     words: Sentences
     baseline: Baseline | None = None
     classes: tuple[ClassCalibration, ...] | None = None
+    confusion: Confusion | None = None
+    two_classes: TwoClasses | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +165,17 @@ class DeferralRule:
 
 
 @dataclass(frozen=True)
+class DeferralStep:
+    """A threshold, and what it does on test data: answers given, answers deferred, and the error of those given."""
+
+    threshold: float
+    answered: Count
+    deferred: Count
+    coverage: Number
+    error: Estimate
+
+
+@dataclass(frozen=True)
 class Deferral:
     """Deferral to a person, with thresholds chosen on validation data."""
 
@@ -180,6 +185,13 @@ class Deferral:
     rows: tuple[DeferralRule, ...]
     curve: PlainAndBayesian[RejectionCurve] | None
     words: Sentences
+    steps: tuple[DeferralStep, ...] | None = None  # thresholds on test data
+    labels: int | None = None  # of each input, if each is an answer of its own
+
+    @property
+    def answers(self) -> str:
+        """What is answered or deferred."""
+        return "inputs" if self.labels is None else "answers"
 
     @property
     def is_rate(self) -> bool:
@@ -256,3 +268,4 @@ class AuditRecord(Header):
     pruning: Pruning | None
     answers: tuple[Answer, ...] | None
     run: AuditRun
+    groups: Groups | None = None
