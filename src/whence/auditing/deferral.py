@@ -41,7 +41,9 @@ def deferral(context: Context) -> Deferral:
         found = Deferral(context.task.measure, context.task.label, "root mean squared error", tuple(rows), None, ())
         centre = context.prediction("test").mean.double().cpu()
         squared = (centre - context.need_targets("test").double().reshape(centre.shape)).square()
-        steps = number_steps(context.uncertainty("test"), summed(squared) / (centre.numel() / len(centre)), context.seed)
+        steps = number_steps(
+            context.uncertainty("test"), summed(squared) / (centre.numel() / len(centre)), context.seed
+        )
         return replace(found, steps=steps, words=tuple(_words(context, found)))
     answers = {name: answers_of(context, name) for name in ("validation", "test")}
     shape = answers["test"].wrong.shape

@@ -14,8 +14,8 @@ from whence.auditing.answered import usual_deferral
 from whence.auditing.context import Context
 from whence.auditing.data import spaced
 from whence.auditing.tasks import Classes
-from whence.metrics import aupr, auroc, classwise_ece
 from whence.metrics import Estimate as Measured
+from whence.metrics import aupr, auroc, classwise_ece
 from whence.metrics.in_the_large import in_the_large
 from whence.metrics.proportions import share_of
 from whence.report.record.common import Estimate

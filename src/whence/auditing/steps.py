@@ -13,6 +13,7 @@ from torch import Tensor
 from whence.auditing.answered import Answers
 from whence.auditing.data import spaced
 from whence.metrics.elements import MetricOptions, elements
+from whence.metrics.few import LEAST
 from whence.metrics.intervals import Estimate as Measured
 from whence.metrics.intervals import resamples
 from whence.metrics.proportions import clustered_share, share_of
@@ -49,7 +50,7 @@ def number_steps(uncertainty: Tensor, squared: Tensor, seed: int = 0) -> tuple[D
     members = elements(order.shape, MetricOptions(seed=seed), order.device)
     drawn = [_cumulated(counts, squared[order], ends) for counts in resamples(members, per_element=True)]
     means, errors = (torch.cat(part) for part in zip(*drawn, strict=True))  # [B, U]
-    t = ((means - value) / errors).nan_to_num(0.0, 0.0, 0.0)
+    t = ((means - value) / torch.maximum(errors, LEAST * error)).nan_to_num(0.0, 0.0, 0.0)
     tails = torch.quantile(t, torch.tensor([0.975, 0.025], dtype=torch.float64), dim=0)
     low, high = (value - tails * error).clamp(min=0).sqrt()
     found = []

@@ -10,6 +10,7 @@ from whence.auditing.quality import mean_confidence, no_difference
 from whence.report.formatting import minus
 from whence.report.record.audit import Deferral, Metric, Point, Quality, Verdict
 from whence.report.record.common import Estimate, Tone
+from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Novelty, Profile, Shares
 from whence.where.examined import FACTORS
@@ -54,6 +55,7 @@ class Found:
     layers: Sequence[Layer] | None = None
     profile: Profile | None = None
     novelty: Novelty | None = None
+    groups: Groups | None = None
 
     def metric(self, name: str) -> Metric | None:
         """The metric, if the posterior has a value."""
@@ -75,6 +77,7 @@ def verdict(context: Context, found: Found) -> Verdict:
         _gain(found),
         _errors(found),
         _novelty(found),
+        _subgroups(found.groups),
         _location(found.layers or (), leader),
         _prior(found.profile),
     )
@@ -236,6 +239,16 @@ def _novelty(found: Found) -> Point | None:
         return None
     words = f"Uncertainty detects out-of-distribution inputs with an AUROC of {auroc.value:.2f}."
     return Point(label, words, _graded(auroc))
+
+
+def _subgroups(found: Groups | None) -> Point | None:
+    """What the comparisons of groups found; the overall verdict does not depend on it."""
+    if found is None:
+        return None
+    if not found.comparisons:
+        return Point("Subgroups", f"No group has the {found.fewest} inputs that a comparison needs.", "unknown")
+    differ = any(d.significant for one in found.groupings for group in one.groups for d in group.differences)
+    return Point("Subgroups", " ".join(found.words[:2]), "mixed" if differ else "note")
 
 
 def _value(found: Estimate) -> float:

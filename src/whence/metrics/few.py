@@ -1,7 +1,7 @@
 """Intervals for few inputs: the studentised bootstrap of a mean, and exact intervals of shares.
 
-The BCa interval of a mean is too narrow below some hundred inputs of a skewed loss. Resampled means, each divided by its
-own standard error, follow the skewness. Index legend: N elements, G groups that are resampled as one, B resamples.
+The BCa interval of a mean is too narrow below some hundred inputs of a skewed loss. Resampled means, each divided by
+its own standard error, follow the skewness. Index legend: N elements, G groups that are resampled as one, B resamples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whence.metrics.elements import Elements
 from whence.metrics.intervals import UNBOUNDED, Bounds, Estimate, resamples
 from whence.metrics.proportions import clustered_share, share_of
 
-LEAST = 1e-9  # standard error of a resample relative to that of the data below which it is ignored
+LEAST = 0.2  # smallest standard error of a resample, relative to that of the data
 
 
 def mean_of_few(
@@ -23,8 +23,9 @@ def mean_of_few(
 ) -> Estimate:
     """The mean of ``values`` [N], or its root, with a bootstrap-t interval (Efron & Tibshirani 1993, ch. 12.5).
 
-    With unequal numbers of elements in the groups the mean is a ratio of sums, and its standard error is linearised.
-    Without variation, or with one group, low and high are NaN.
+    If one value dominates, resamples without it have hardly any standard error; a lower limit of a fifth keeps the upper
+    end near six times the mean, where the exact limit of one event is (5.6). With unequal numbers of elements
+    in the groups the mean is a ratio of sums, and its standard error is linearised. Without variation, or with one group, low and high are NaN.
     """
     level, count = elements.options.level, elements.groups
     sums = elements.sums(values.double(), torch.ones_like(elements.weights))  # [G, 2]
@@ -33,11 +34,9 @@ def mean_of_few(
     if count > 1 and error > 0:
         drawn = [_ratio(counts, sums) for counts in resamples(elements)]
         means, errors = (torch.cat(part) for part in zip(*drawn, strict=True))
-        some = errors > LEAST * error
-        if bool(some.any()):
-            tails = torch.tensor([(1 + level) / 2, (1 - level) / 2], dtype=torch.float64)
-            away = torch.quantile(((means - value) / errors)[some].cpu(), tails)
-            low, high = (min(max(value - float(t) * error, bounds[0]), bounds[1]) for t in away)
+        tails = torch.tensor([(1 + level) / 2, (1 - level) / 2], dtype=torch.float64)
+        away = torch.quantile(((means - value) / errors.clamp(min=LEAST * error)).cpu(), tails)
+        low, high = (min(max(value - float(t) * error, bounds[0]), bounds[1]) for t in away)
     if root:
         value, low, high = (math.sqrt(max(one, 0.0)) if not math.isnan(one) else one for one in (value, low, high))
     return Estimate(value, low, high, level, elements.count, elements.options.resamples, name)
@@ -58,6 +57,6 @@ def share_of_few(name: str, hits: Tensor, elements: Elements) -> Estimate:
     if elements.group is None and bool((elements.weights == 1).all()):
         found = share_of(name, int(hits.sum()), elements.count, elements.options.level)
     else:
-        found = clustered_share(name, *sums.unbind(1), elements.options.level)
+        found = clustered_share(name, sums[:, 0], sums[:, 1], elements.options.level)
     assert found is not None  # there is an element
     return found

@@ -42,7 +42,7 @@ class Confused:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class is predicted for inputs of each class: ``counts[true][predicted]``, null for many classes."""
+    """How often each class is predicted for inputs of each class: ``counts[true][predicted]``; null for many."""
 
     names: tuple[str, ...]
     inputs: Count
