@@ -182,8 +182,8 @@ def _words(found: Groups) -> Iterator[str]:
         reach = (first.difference.high or 0.0) - (first.difference.value or 0.0)
         size = f"{100 * reach:.1f} percentage points" if first.is_share else f"{reach:.3g}"
         yield (
-            f"In the smallest group that was compared, {_called(one, group)}, a difference in {first.quantity} below about "
-            f"{size} would not be noticed."
+            f"In the smallest group that was compared, {_called(one, group)}, a difference in {first.quantity} below "
+            f"about {size} would not be noticed."
         )
     few = [(one, group) for one, group in every if group.few]
     for one, group in few[:NAMED]:
@@ -202,7 +202,6 @@ def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
     sign = 1 if value >= 0 else -1
     ends = sorted((sign * low, sign * high))
     scale, form, unit = (100, ".1f", " percentage points") if d.is_share else (1, ".3g", "")
-    return minus(
-        f"{_called(one, group)}: {d.quantity} {scale * abs(value):{form}}{unit} {'higher' if sign > 0 else 'lower'} than in "
-        f"the rest (95% interval {scale * ends[0]:{form}} to {scale * ends[1]:{form}}, corrected p = {d.p:.2g})."
-    )
+    size = f"{scale * abs(value):{form}}{unit} {'higher' if sign > 0 else 'lower'}"
+    interval = f"95% interval {scale * ends[0]:{form}} to {scale * ends[1]:{form}}, corrected p = {d.p:.2g}"
+    return minus(f"{_called(one, group)}: {d.quantity} {size} than in the rest ({interval}).")

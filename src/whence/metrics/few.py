@@ -23,9 +23,10 @@ def mean_of_few(
 ) -> Estimate:
     """The mean of ``values`` [N], or its root, with a bootstrap-t interval (Efron & Tibshirani 1993, ch. 12.5).
 
-    If one value dominates, resamples without it have hardly any standard error; a lower limit of a fifth keeps the upper
-    end near six times the mean, where the exact limit of one event is (5.6). With unequal numbers of elements
-    in the groups the mean is a ratio of sums, and its standard error is linearised. Without variation, or with one group, low and high are NaN.
+    If one value dominates, resamples without it have hardly any standard error; a lower limit of a fifth keeps the
+    upper end near six times the mean, where the exact limit of one event is (5.6). With unequal numbers of elements in
+    the groups the mean is a ratio of sums, and its standard error is linearised. Without variation, or with one group,
+    low and high are NaN.
     """
     level, count = elements.options.level, elements.groups
     sums = elements.sums(values.double(), torch.ones_like(elements.weights))  # [G, 2]
