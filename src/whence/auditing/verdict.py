@@ -248,7 +248,7 @@ def _subgroups(found: Groups | None) -> Point | None:
     if not found.comparisons:
         return Point("Subgroups", f"No group has the {found.fewest} inputs that a comparison needs.", "unknown")
     differ = any(d.significant for one in found.groupings for group in one.groups for d in group.differences)
-    return Point("Subgroups", " ".join(found.words[:2]), "mixed" if differ else "note")
+    return Point("Subgroups", " ".join(found.words[: 2 if differ else 1]), "mixed" if differ else "note")
 
 
 def _value(found: Estimate) -> float:

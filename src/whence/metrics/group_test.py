@@ -31,7 +31,8 @@ def group_differences(
     Rows of values are permuted against the groups; the largest |t| of all comparisons is what each |t| is compared with
     (Westfall & Young 1993, single-step max T). If no group differs in anything, some p is at most 1 − level with at
     most that probability, whatever the distributions. Variances are those of the group and of the rest, so that t
-    is also right for large groups of unequal variance (Janssen 1997), shrunk towards the variance of all inputs.
+    is also right for large groups of larger variance (Janssen 1997), shrunk towards the variance of all inputs, and not
+    below it: a small group without errors does not show that its error rate varies little.
     """
     values, inside = values.double(), members.double().T  # [N, Q], [G, N]
     scale = values.std(0, correction=0)
@@ -57,5 +58,5 @@ def _difference(values: Tensor, inside: Tensor, sizes: Tensor, total: Tensor) ->
     sums, squares = torch.stack([within, total - within]).chunk(2, dim=2)  # [2, G, Q] each
     means = sums / sizes
     spread = (squares - sums * means).clamp(min=0)
-    variances = (spread + PRIOR) / (sizes - 1 + PRIOR)
+    variances = ((spread + PRIOR) / (sizes - 1 + PRIOR)).clamp(min=1)
     return means[0] - means[1], (variances / sizes).sum(0).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ def tint(share: float | None, right: bool) -> str:
     """The background of a cell of the confusion matrix, as CSS."""
     if not share:
         return "transparent"
-    return f"color-mix(in srgb, var(--{'good' if right else 'poor'}) {TINT * share:.0f}%, transparent)"
+    strength = TINT * (share if right else math.sqrt(share))  # few errors are seen too
+    return f"color-mix(in srgb, var(--{'good' if right else 'poor'}) {strength:.0f}%, transparent)"
 
 
 def slider(deferral: Deferral | None) -> dict[str, Any] | None:
