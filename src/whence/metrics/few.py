@@ -30,6 +30,8 @@ def mean_of_few(
     """
     level, count = elements.options.level, elements.groups
     sums = elements.sums(values.double(), torch.ones_like(elements.weights))  # [G, 2]
+    sums = sums[sums[:, 1].argsort(stable=True)]  # the interval does not depend on the order of the inputs
+    sums = sums[sums[:, 0].argsort(stable=True)]
     value, error = (float(one[0]) for one in _ratio(elements.once, sums))
     low = high = math.nan
     if count > 1 and error > 0:
