@@ -79,7 +79,7 @@ def _share_of_labels(wrong: Tensor, _: Tensor, seed: int) -> Estimate:
     return share_of_few("error", wrong.reshape(-1), members)
 
 
-NETWORKS = {"over-confident": labels(1.5, 0.6), "calibrated": labels(1.5, 1.0), "nearly always right": labels(6.0, 1.0)}
+NETWORKS = {"over-confident": labels(1.5, 0.6), "calibrated": labels(1.5, 1.0), "mostly right": labels(6.0, 1.0)}
 STUDIES: dict[str, tuple[Draw, Callable[[Tensor, Tensor, int], Estimate]]] = {
     **{
         f"{name}, {which}": (draw, score)

@@ -102,6 +102,15 @@ def test_a_wrong_length_is_refused_with_both_numbers() -> None:
         read_groups(["a"], None, None)
 
 
+def test_a_loader_that_shuffles_is_refused() -> None:
+    """Its inputs come in another order than the groups; a column comes with them."""
+    data = TensorDataset(torch.randn(40, 2), torch.zeros(40))
+    loader = DataLoader(data, batch_size=7, shuffle=True)
+    with pytest.raises(BadOption, match="the test loader shuffles"):
+        read_groups(["a", "b"] * 20, read_examples(loader, "test", 100), None, loader)
+    assert read_groups(1, read_examples(loader, "test", 100), None, loader) is not None
+
+
 @pytest.mark.parametrize("loader", [False, True])
 def test_groups_follow_the_inputs_that_were_read(loader: bool) -> None:
     """A loader is read from its beginning, a pair of tensors evenly; labels follow, and the page says which."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from whence.auditing.data import Examples
 from whence.errors import BadOption, NotDefined, one_of
@@ -51,8 +52,10 @@ class Divided:
     place: Tensor  # [N] of the group in names
 
 
-def read_groups(groups: Any, test: Examples | None, features: Sequence[str] | None) -> GivenGroups | None:
-    """Check ``groups=``; None if it was not given."""
+def read_groups(
+    groups: Any, test: Examples | None, features: Sequence[str] | None, source: Any = None
+) -> GivenGroups | None:
+    """Check ``groups=``; None if it was not given. ``source`` is where the test data came from."""
     if groups is None:
         return None
     if test is None:
@@ -63,6 +66,11 @@ def read_groups(groups: Any, test: Examples | None, features: Sequence[str] | No
         if isinstance(given, str | int) and not isinstance(given, bool):
             values[name] = _column(given, test, features)
         else:
+            if isinstance(getattr(source, "sampler", None), RandomSampler):
+                raise BadOption(
+                    f"groups: {name!r} has one value for each test input in their order, but the test loader shuffles; "
+                    "pass a loader with shuffle=False, or a column of the inputs."
+                )
             values[name], note = _array(given, name, test)
             notes.add(note)
     return GivenGroups(values, " ".join(sorted(notes - {""})))

@@ -143,7 +143,7 @@ def audit(
                 "validation": read_examples(validation, "validation", examples),
                 "ood": read_examples(ood, "ood", examples, targets=False),
             }
-            given_groups = read_groups(groups, sets["test"], features)
+            given_groups = read_groups(groups, sets["test"], features, test)
         bars = progress and on_step is None
         fit = FitOptions(
             structure,
