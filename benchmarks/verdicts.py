@@ -48,7 +48,7 @@ class Simulated:
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, outside: Tensor | None = None) -> None:
         self.task, self.classes, self.seed, self.baseline = task_of(likelihood), None, 0, None
-        self.likelihood, self.targets = likelihood, targets
+        self.likelihood, self.targets, self.sets = likelihood, targets, {}
         self.outputs = {"test": outputs, "ood": outside}
 
     def need_targets(self, _: str) -> Tensor:

@@ -85,6 +85,22 @@ def binary() -> Given:
     return Given(model, train, validation, test, 4 * torch.randn(60, 6), "binary")
 
 
+def several() -> Given:
+    """Four labels of each input."""
+    torch.manual_seed(0)
+    weights = torch.randn(6, 4, generator=torch.Generator().manual_seed(98))
+
+    def make(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 6, generator=g)
+        return x, (torch.rand(n, 4, generator=g) < (1.5 * x @ weights - 1).sigmoid()).float()
+
+    train, validation, test = parts(make)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    trained(model, *train, nn.functional.binary_cross_entropy_with_logits)
+    return Given(model, train, validation, test, None, "binary")
+
+
 def regression() -> Given:
     torch.manual_seed(0)
 
@@ -168,6 +184,7 @@ ALL = {
     "classification": classification,
     "images": images,
     "binary": binary,
+    "several": several,
     "regression": regression,
     "counts": counts,
     "heteroscedastic": heteroscedastic,

@@ -15,17 +15,17 @@ from benchmarks.verdicts import NETWORKS, SIMULATED, Scenario, network_case, tem
 from tests.auditing.cases import classification
 from whence.auditing.data import Examples
 from whence.auditing.guessing import implied_auroc
+from whence.auditing.label_tables import in_the_large_row
 from whence.auditing.leading_layer import leading_layer
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
-from whence.auditing.quality import _by_class
-from whence.auditing.tasks import Labels
 from whence.auditing.verdict import overall
 from whence.errors import BadOption
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Quality
 from whence.report.record.common import Estimate
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import JUDGED, Guessing, Point, VerdictRules
 
@@ -88,9 +88,8 @@ def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
     gen = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(size, 1, generator=gen, dtype=torch.float64) - 4.0
     y = (torch.rand(size, 1, generator=gen, dtype=torch.float64) < logits.sigmoid()).long()
-    prediction = SimpleNamespace(probs=(logits + shift).sigmoid())
-    given: Any = SimpleNamespace(task=Labels("binary"), classes=None, seed=0)
-    return Quality((), None, None, (), classes=_by_class(given, prediction, y))
+    row = in_the_large_row("positive", (logits + shift).sigmoid(), y == 1, 1)
+    return Quality((), None, None, (), classes=(ClassCalibration(**row),))
 
 
 def test_the_words_name_the_class_and_its_numbers() -> None:

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from tests.report.sample_sections import deferral, metric, novelty, pruning, quality, sensitivity, split
+from tests.report.sample_sections import (
+    deferral,
+    deferral_steps,
+    groups,
+    label_tables,
+    metric,
+    novelty,
+    pruning,
+    quality,
+    sensitivity,
+    split,
+    two_classes,
+)
 
 Record = dict[str, Any]
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028%{x}"
@@ -46,6 +58,18 @@ def large() -> Record:
     record = images(layers=10, units=24, groups=6, shown=24, title="Ten layers")
     rng = np.random.default_rng(1)
     record["maps"] = [_map(rng, layer["name"], i, 28, 16) for i, layer in enumerate(record["layers"])]
+    return record
+
+
+def people(classes: int = 10, hostile: bool = False) -> Record:
+    """With tables by class, a binary decision, groups and a threshold to move."""
+    names = [f"class {i}" if i else "a class with a long name that needs room" for i in range(classes)]
+    if hostile:
+        names[0] = HOSTILE
+    record = images(classes=names, shown=2, title="People")
+    record["quality"] |= label_tables(names) | {"two_classes": two_classes(names[1], names[0])}
+    record["deferral"] |= {"steps": deferral_steps()}
+    record["groups"] = groups([names[0], "south", "east", "islands"])
     return record
 
 

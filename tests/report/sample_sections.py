@@ -136,3 +136,74 @@ def sensitivity(rng: np.random.Generator, found: list[str]) -> list[Record]:
             explained = float(0.6 / (1 + 0.2 * factor))
             rows.append({"factor": factor, "name": name, "variance_share": share, "explained": explained})
     return rows
+
+
+def label_tables(names: list[str]) -> Record:
+    """Fields of the quality: a row for each class, and confusions of neighbours."""
+    count = len(names)
+    rows = [
+        {
+            "name": name, "frequency": 1 / count, "predicted": 1 / count, "difference": estimate(0.001, 0.01),
+            "count": 54 if i else 0, "recall": estimate(0.95 - 0.005 * i, 0.02) if i else None,
+            "precision": estimate(0.93, 0.03), "confidence": 0.91, "ece": estimate(0.012, 0.01),
+            "deferred": estimate(0.17, 0.05) if i else None,
+        }
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    if rows:
+        rows[0] |= {"recall": estimate(0.9, 0.05), "deferred": estimate(0.2, 0.1), "count": 54}
+    counts = [[50 if i == j else 4 if j == (i + 1) % count else 0 for j in range(count)] for i in range(count)]
+    largest = [
+        {"true": names[i], "predicted": names[(i + 1) % count], "count": 4, "share": estimate(0.074, 0.04)}
+        for i in range(min(count, 20))
+    ]
+    confusion = {
+        "names": names, "inputs": 54 * count, "errors": 4 * count, "counts": counts if count <= 100 else None,
+        "largest": largest,
+    }  # fmt: skip
+    return {"classes": rows, "confusion": confusion}
+
+
+def two_classes(positive: str, negative: str) -> Record:
+    rates = {key: estimate(0.8, 0.1, 60) for key in ("sensitivity", "specificity", "precision", "npv")}
+    curve = {"x": [0.0, 0.5, 1.0], "y": [1.0, 0.8, 0.4]}
+    return {
+        "positive": positive, "negative": negative, "threshold": 0.5, "true_positives": 40, "false_negatives": 10,
+        "true_negatives": 50, "false_positives": 20, "prevalence": estimate(0.4167, 0.09, 120), **rates,
+        "average_precision": estimate(0.83, 0.1, 120), "auroc": estimate(0.87, 0.06, 120),
+        "precision_recall": curve, "roc": curve,
+    }  # fmt: skip
+
+
+def deferral_steps(count: int = 40) -> list[Record]:
+    return [
+        {"threshold": 0.02 * i, "answered": 10 * i, "deferred": 10 * (count - i), "coverage": i / count,
+         "error": estimate(0.001 * i, 0.01, 10 * i)}
+        for i in range(1, count + 1)
+    ]  # fmt: skip
+
+
+def groups(names: list[str]) -> Record:
+    """One grouping; the first group differs, and the last is small."""
+    found = [("accuracy", "Accuracy", "higher"), ("nll", "NLL", "lower"), ("ece", "ECE", "lower")]
+    metrics = [{"name": n, "label": label, "better": b, "about": "Of inputs."} for n, label, b in found]
+
+    def group(name: str, inputs: int, place: int) -> Record:
+        few = inputs < 20
+        values = [estimate(0.9 - 0.05 * place, 0.04), estimate(0.3, 0 if few else 0.1), None if few else estimate(0.03)]
+        value, p = (0.1, 0.004) if place == 0 else (0.01, 0.8)
+        apart = [
+            {"quantity": q, "difference": estimate(value, 0.06), "p": p, "is_share": share}
+            for q, share in (("error rate", True), ("log loss", False))
+        ]  # fmt: skip
+        return {
+            "name": name, "inputs": inputs, "few": few, "metrics": values, "deferred": estimate(0.2, 0.05),
+            "answered_error": estimate(0.02, 0.01), "differences": [] if few or name == "all" else apart,
+        }  # fmt: skip
+
+    rows = [group(name, 7 if name == names[-1] else 120, i) for i, name in enumerate(names)]
+    return {
+        "metrics": metrics, "overall": group("all", 540, 1), "comparisons": 2 * (len(names) - 1), "level": 0.95,
+        "groupings": [{"name": "site", "about": "", "groups": rows}], "fewest": 20, "error": "error rate",
+        "words": ["2 of 6 comparisons of a group with the rest are significant."],
+    }  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.data import Examples, plain_outputs, spaced
+from whence.auditing.grouping import GivenGroups
 from whence.auditing.tasks import Classes, Task, task_of
 from whence.errors import BadData, NotDefined, Notice, WhenceError
 from whence.functional import Network
@@ -66,6 +67,7 @@ class Context:
     note: str = ""  # what is different in this audit
     wants_shares: bool = True  # whether any section needs shares or novelty
     validation_prediction: Any = None  # if tuning has computed it
+    groups: GivenGroups | None = None  # of test inputs
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property

@@ -40,6 +40,8 @@ class Examples:
     inputs: Inputs
     targets: Tensor | None
     cut: bool = False  # whether examples were dropped
+    index: Tensor | None = None  # their positions in the data as given, if some are left out
+    given: int | None = None  # number of examples as given, if known
 
     def __len__(self) -> int:
         return size_of(self.inputs)
@@ -56,7 +58,12 @@ class Examples:
     def at(self, index: Tensor) -> Examples:
         """The examples at these indices."""
         targets = None if self.targets is None else self.targets[index]
-        return Examples(self.name, take(self.inputs, index), targets, self.cut)
+        return Examples(self.name, take(self.inputs, index), targets, self.cut, self.positions[index], self.given)
+
+    @property
+    def positions(self) -> Tensor:
+        """Which of the examples as given these are."""
+        return torch.arange(len(self)) if self.index is None else self.index
 
     def thinned(self, most: int) -> Examples:
         """At most ``most`` examples, evenly spaced."""
@@ -104,7 +111,8 @@ def _whole(name: str, inputs: Inputs, targets: Tensor | None, most: int) -> Exam
     check_finite(inputs, f"{name}: the inputs", 0)
     if targets is not None:
         check_finite(targets, f"{name}: the targets", 0)
-    return Examples(name, _on_cpu(inputs), None if targets is None else _on_cpu(targets), count > most).thinned(most)
+    found = Examples(name, _on_cpu(inputs), None if targets is None else _on_cpu(targets), count > most, given=count)
+    return found.thinned(most)
 
 
 def _read(name: str, loader: Iterable[Any], most: int, targets: bool) -> Examples:
@@ -126,7 +134,8 @@ def _read(name: str, loader: Iterable[Any], most: int, targets: bool) -> Example
             given.append(_on_cpu(y)[:size])
     if not seen:
         raise BadData(f"{name} is empty: it yielded no example. If it is a generator, it may be exhausted.")
-    return Examples(name, _joined(inputs, name), torch.cat(given) if given else None, cut)
+    total = None if cut else seen
+    return Examples(name, _joined(inputs, name), torch.cat(given) if given else None, cut, given=total)
 
 
 def _joined(parts: list[Inputs], name: str) -> Inputs:

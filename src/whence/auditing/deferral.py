@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
 from whence.auditing.context import Context, Kind
-from whence.auditing.quality import rejection_curve, wrong_of
-from whence.auditing.tasks import Numbers
-from whence.errors import NotDefined, Notice
+from whence.auditing.quality import error_curve
+from whence.auditing.steps import label_steps, number_steps
+from whence.auditing.tasks import Numbers, summed
+from whence.errors import Notice
 from whence.metrics import Deferral as Rule
 from whence.metrics import Estimate as Measured
 from whence.metrics import defer, rmse
@@ -27,41 +29,44 @@ CONFIDENCE = 0.95
 
 
 def deferral(context: Context) -> Deferral:
-    """One rule for each aim: a coverage, or (for labels) an error rate that holds with given confidence."""
+    """One rule for each aim: a coverage, or (for one label of each input) an error rate that holds with confidence.
+
+    Of several labels each is an answer. Labels of one input are not independent, so intervals resample inputs, and no
+    error rate can be promised by a binomial bound.
+    """
     for name in ("validation", "test"):
         context.need_targets(name)
     if isinstance(context.task, Numbers):
         rows = [_number_rule(context, coverage) for coverage in COVERAGES]
-        return _section(context, "root mean squared error", rows, None)
-    pairs = {name: _uncertain_and_wrong(context, name) for name in ("validation", "test")}
-    overall = float(pairs["test"][1].mean())
-    rows = [_label_rule(pairs, coverage=c) for c in COVERAGES]
-    rows += [_label_rule(pairs, max_error=e, confidence=CONFIDENCE) for e in ERRORS if e < max(overall, 0.01)]
-    plain, bayesian = (
-        rejection_curve(context.task, context.prediction("test", kind), context.need_targets("test"))
-        for kind in (Kind.PLAIN, Kind.BAYESIAN)
-    )
-    assert plain is not None and bayesian is not None  # every answer is right or wrong
-    return _section(context, RATE, rows, PlainAndBayesian(plain, bayesian))
-
-
-def _section(
-    context: Context, error: str, rows: list[DeferralRule], curve: PlainAndBayesian[RejectionCurve] | None
-) -> Deferral:
-    found = Deferral(context.task.measure, context.task.label, error, tuple(rows), curve, ())
+        found = Deferral(context.task.measure, context.task.label, "root mean squared error", tuple(rows), None, ())
+        centre = context.prediction("test").mean.double().cpu()
+        squared = (centre - context.need_targets("test").double().reshape(centre.shape)).square()
+        steps = number_steps(
+            context.uncertainty("test"), summed(squared) / (centre.numel() / len(centre)), context.seed
+        )
+        return replace(found, steps=steps, words=tuple(_words(context, found)))
+    answers = {name: answers_of(context, name) for name in ("validation", "test")}
+    shape = answers["test"].wrong.shape
+    overall = float(answers["test"].wrong.mean())
+    rows = [_label_rule(answers, coverage=c) for c in COVERAGES]
+    if len(shape) == 1:
+        rows += [_label_rule(answers, max_error=e, confidence=CONFIDENCE) for e in ERRORS if e < max(overall, 0.01)]
+    plain, bayesian = (_curve(context, kind) for kind in (Kind.PLAIN, Kind.BAYESIAN))
+    curve = PlainAndBayesian(plain, bayesian)
+    found = Deferral(context.task.measure, context.task.label, RATE, tuple(rows), curve, ())
+    found = replace(found, steps=label_steps(answers["test"]), labels=None if len(shape) == 1 else shape[1])
     return replace(found, words=tuple(_words(context, found)))
 
 
-def _uncertain_and_wrong(context: Context, name: str) -> tuple[Tensor, Tensor]:
-    wrong = wrong_of(context.prediction(name), context.need_targets(name))
-    if wrong is None:
-        raise NotDefined("there is not one label per input, so answers are neither right nor wrong.")
-    return context.uncertainty(name), wrong.double()
+def _curve(context: Context, kind: Kind) -> RejectionCurve:
+    uncertainty = answers_of(context, "test", kind).uncertainty
+    return error_curve(context.prediction("test", kind), context.need_targets("test"), uncertainty)
 
 
-def _label_rule(pairs: dict[str, tuple[Tensor, Tensor]], **asked: float) -> DeferralRule:
-    rule = _chosen(*pairs["validation"], asked)
-    reached = rule.check(*pairs["test"])
+def _label_rule(answers: dict[str, Answers], **asked: float) -> DeferralRule:
+    held, test = answers["validation"], answers["test"]
+    rule = _chosen(held.uncertainty, held.wrong, asked)
+    reached = rule.check(test.uncertainty, test.wrong)
     return DeferralRule(
         rule.aim,  # type: ignore[arg-type]
         rule.target,
@@ -90,9 +95,7 @@ def _reached(coverage: Measured, error: Measured | None, deferred_error: Measure
 
 def _number_rule(context: Context, coverage: float) -> DeferralRule:
     """A rule for regression: a variance threshold that answers ``coverage`` of the validation data."""
-    ordered = context.uncertainty("validation").sort().values
-    threshold = float(ordered[min(len(ordered) - 1, math.ceil(coverage * len(ordered)) - 1)])
-    threshold = math.inf if coverage == 1 else threshold
+    threshold = math.inf if coverage == 1 else coverage_threshold(context.uncertainty("validation"), coverage)
 
     def error(name: str, answered: bool) -> Measured | None:
         centre = context.prediction(name).mean.double().cpu()
@@ -123,14 +126,14 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
                 "defer."
             )
     by_coverage = {row.target: row.test for row in found.rows if row.by_coverage}
-    whole, some = by_coverage[1.0].error, by_coverage[0.8].error
-    covered = by_coverage[0.8].coverage.value
+    whole, some = by_coverage[1.0].error, by_coverage[USUAL].error
+    covered = by_coverage[USUAL].coverage.value
     if whole is None or some is None or whole.value is None or some.value is None or covered is None:
         return
     form, name = (".1%", "error rate") if found.is_rate else (".3g", "typical error")
     yield (
-        f"If a person takes over the most uncertain {1 - covered:.0%} of inputs, the {name} of the others "
+        f"If a person takes over the most uncertain {1 - covered:.0%} of {found.answers}, the {name} of the others "
         f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}."
     )
-    if found.is_rate:
+    if found.is_rate and found.labels is None:
         yield ("For a target error rate, the threshold keeps it with 95% confidence on the validation data.")

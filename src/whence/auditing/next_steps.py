@@ -58,6 +58,7 @@ class _Steps:
         yield from self._about_calibration()
         yield from self._about_errors()
         yield from self._about_novelty()
+        yield from self._about_groups()
         yield from self._about_weights()
 
     def _rank(self, key: PointKey) -> Rank | None:
@@ -207,6 +208,20 @@ class _Steps:
                 "Pass inputs as they may occur after deployment but not in training (ood=…), to measure detection.",
                 "No out-of-distribution inputs were given.",
             )
+
+    def _about_groups(self) -> Iterator[_Step]:
+        found = self.record.groups
+        for one in found.groupings if found else ():
+            for group in one.groups:
+                for apart in (d for d in group.differences if d.significant and d.difference.value is not None):
+                    value = apart.difference.value or 0.0
+                    size = f"{100 * value:+.1f} points" if apart.is_share else f"{value:+.3g}"
+                    yield _Step(
+                        Rank.MIXED,
+                        min(abs(value), 0.99),
+                        f"Examine the inputs with {one.name} = {group.name}: collect more of them, or defer them more.",
+                        minus(f"Their {apart.quantity} differs from that of the rest by {size} (p = {apart.p:.2g})."),
+                    )
 
     def _about_weights(self) -> Iterator[_Step]:
         quality, metric = self.record.quality, self.judge.metric("nll")

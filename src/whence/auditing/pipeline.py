@@ -14,6 +14,8 @@ from whence.auditing.context import Context
 from whence.auditing.data import check_targets, read_examples, try_out
 from whence.auditing.deferral import deferral
 from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
+from whence.auditing.grouping import read_groups
+from whence.auditing.groups import groups as group_tables
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
 from whence.auditing.overlap import overlap
@@ -44,6 +46,7 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
     "quality": quality,
     "comparison": comparison,
     "deferral": deferral,
+    "groups": group_tables,
     "layers": layer_table,
     "profile": profile,
     "sensitivity": sensitivity,
@@ -57,6 +60,7 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
 
 QUICK = (300, 300, 6)  # examples of a set, inputs behind shares, inputs shown
 QUICK_TUNED = 250  # validation inputs for tuning
+IF_GIVEN = ("comparison", "groups")  # sections that are left out without a word unless their data are given
 NEED_SHARES = {"layers", "profile", "sensitivity", "inputs", "novelty", "answers"}
 
 
@@ -70,6 +74,7 @@ def audit(
     ood: Any = None,
     classes: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    groups: Any = None,
     title: str | None = None,
     structure: StructureName = "kron",
     curvature: CurvatureName = "auto",
@@ -101,6 +106,8 @@ def audit(
         validation: held-out data for tuning, for thresholds, and as the reference of novelty.
         ood: out-of-distribution inputs, with or without targets.
         classes, features: names for texts and figures.
+        groups: groups of test inputs to compare: one value for each test input, a column of tabular inputs (its name in
+            ``features``, or its index), or a mapping of names to such. Many different numbers are cut at quantiles.
         title: title of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
         prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or the posterior's.
@@ -126,7 +133,7 @@ def audit(
     """
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
-    chosen = _chosen(sections, bool(methods), quick)
+    chosen = _chosen(sections, {"comparison": not methods, "groups": groups is None}, quick)
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
         sampled = CurvatureKind.parse(curvature, "curvature") is CurvatureKind.AUTO and not is_posterior(model)
@@ -140,6 +147,7 @@ def audit(
                 "validation": read_examples(validation, "validation", examples),
                 "ood": read_examples(ood, "ood", examples, targets=False),
             }
+            given_groups = read_groups(groups, sets["test"], features, test)
         bars = progress and on_step is None
         fit = FitOptions(
             structure,
@@ -173,6 +181,7 @@ def audit(
             wants_shares=bool(examine),
             note=_quick_words(curvature) if quick else "",
             validation_prediction=fitted.validation,
+            groups=given_groups,
         )
         context, found = _sections(context, chosen, log)
     whole = judged(_record(context, found, log, title), rules or VerdictRules())
@@ -182,9 +191,9 @@ def audit(
 # Options
 
 
-def _chosen(sections: Sequence[str] | None, several: bool, quick: bool) -> list[str]:
+def _chosen(sections: Sequence[str] | None, missing: dict[str, bool], quick: bool) -> list[str]:
     if sections is None:
-        left_out = {"comparison": not several, "pruning": quick}
+        left_out = {**missing, "pruning": quick}
         return [name for name in SECTIONS if not left_out.get(name)]
     if isinstance(sections, str):
         raise BadOption(f"sections={sections!r} is one name; pass a list: [{sections!r}].")
@@ -250,7 +259,7 @@ def _sections(context: Context, chosen: list[str], log: Progress) -> tuple[Conte
             log.leave_out(name, "the audit was interrupted before it was computed.")
         warnings.warn(f"interrupted during {log.interrupted!r}; finished sections are kept.", Notice, stacklevel=4)
     for name in SECTIONS:
-        if name not in chosen and name != "comparison":
+        if name not in chosen and name not in IF_GIVEN:
             log.leave_out(name, "it was not requested.")
     return context, found
 

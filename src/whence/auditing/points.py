@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from whence.report.formatting import minus
-from whence.report.record.audit import AuditRecord, ClassCalibration, Metric
+from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.verdict import Point, VerdictRules
 
 NOMINAL = 0.95  # coverage of the intervals that are judged
@@ -232,6 +233,18 @@ class Judge:
             return None
         words = f"Uncertainty detects out-of-distribution inputs with an AUROC of {auroc.value:.2f}."
         return Point(label, words, graded(auroc, rules.novelty_good, rules.novelty_poor), "novelty", rule)
+
+    def groups(self) -> Point | None:
+        """What the comparisons of groups found."""
+        found = self.record.groups
+        if found is None:
+            return None
+        if not found.comparisons:
+            words = f"No group has the {found.fewest} inputs that a comparison needs."
+            return Point("Subgroups", words, "unknown", "groups")
+        differ = any(d.significant for one in found.groupings for group in one.groups for d in group.differences)
+        words = " ".join(found.words[: 2 if differ else 1])
+        return Point("Subgroups", words, "mixed" if differ else "note", "groups")
 
     def prior(self) -> Point | None:
         profile = self.record.profile

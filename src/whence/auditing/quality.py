@@ -16,11 +16,11 @@ from torch import Tensor
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.auditing.guessing import class_names, guessing, implied_auroc, overconfidence
+from whence.auditing.label_tables import label_tables
 from whence.auditing.points import is_negligible, significant_sign
-from whence.auditing.tasks import Classes, Task
+from whence.auditing.tasks import Task
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, reliability, risk_coverage
-from whence.metrics.in_the_large import in_the_large
 from whence.metrics.intervals import mean_of
 from whence.predictive.predictions import (
     BinaryPrediction,
@@ -28,7 +28,7 @@ from whence.predictive.predictions import (
     CountPrediction,
     RegressionPrediction,
 )
-from whence.report.record.audit import Baseline, ClassCalibration, Metric, Quality, Uncertainties
+from whence.report.record.audit import Baseline, Metric, Quality, Uncertainties
 from whence.report.record.common import (
     Bins,
     Estimate,
@@ -43,7 +43,6 @@ from whence.where.weights import thinned
 BINS = 10
 POINTS = 200  # of a curve
 CURVE = 100  # points of error against coverage
-MANY_CLASSES = 100  # no table by class above it
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
 TINY = torch.finfo(torch.float32).tiny
 
@@ -209,7 +208,12 @@ def rejection_curve(task: Task, prediction: Any, targets: Tensor) -> RejectionCu
     """Error against coverage; None unless there is one label per input."""
     if wrong_of(prediction, targets) is None:
         return None
-    table = risk_coverage(prediction, targets, uncertainty=task.uncertainty(prediction).reshape(targets.shape))
+    return error_curve(prediction, targets, task.uncertainty(prediction))
+
+
+def error_curve(prediction: Any, targets: Tensor, uncertainty: Tensor) -> RejectionCurve:
+    """The error of the most certain answers against their share."""
+    table = risk_coverage(prediction, targets, uncertainty=uncertainty.reshape(targets.shape))
     index = spaced(len(table.coverage), min(CURVE, len(table.coverage)))
     return RejectionCurve(tuple(table.coverage[index].tolist()), tuple(table.risk[index].tolist()))
 
@@ -243,7 +247,6 @@ def quality(context: Context) -> Quality:
     found = context.baseline
     baseline = None if found is None else Baseline(found.label, found.words, len(context.need("validation")))
     names = class_names(context.task, context.classes, context.task.outputs(inside[1]))
-    guess = guessing(losses_of("nll", inside[1], targets), inside[1], targets, names, context.seed)
     sure = overconfidence(inside[1], wrong_of(inside[1], targets), context.seed)
     section = Quality(
         tuple(metrics),
@@ -251,36 +254,13 @@ def quality(context: Context) -> Quality:
         uncertainty,
         (),
         baseline,
-        _by_class(context, inside[1], targets),
-        guess,
-        None if sure is None else sure[0],
-        None if sure is None else Estimate.of(sure[1]),
-        None if sure is None else implied_auroc(inside[1], context.uncertainty("test")),
+        **label_tables(context),
+        guessing=guessing(losses_of("nll", inside[1], targets), inside[1], targets, names, context.seed),
+        confidence=None if sure is None else sure[0],
+        overconfidence=None if sure is None else Estimate.of(sure[1]),
+        implied_error_auroc=None if sure is None else implied_auroc(inside[1], context.uncertainty("test")),
     )
     return replace(section, words=tuple(_words(context, section)))
-
-
-def _by_class(context: Context, prediction: Any, targets: Tensor) -> tuple[ClassCalibration, ...] | None:
-    """Mean probability beside the frequency of every class, or label; None unless there are a few of them."""
-    probs = prediction.probs.detach().double().cpu() if context.task.has_labels else None
-    if probs is None or probs.dim() != 2 or probs.shape[1] > MANY_CLASSES or bool((targets < 0).any()):
-        return None
-    if isinstance(context.task, Classes):
-        truth = torch.nn.functional.one_hot(targets.long().reshape(-1), probs.shape[1]).double()
-        names = [context.class_name(c) for c in range(probs.shape[1])]
-    else:
-        truth = targets.double().reshape(probs.shape)
-        several = context.classes if context.classes and len(context.classes) == probs.shape[1] else None
-        names = list(several or (f"label {k}" for k in range(probs.shape[1])))
-        if probs.shape[1] == 1:
-            names = [context.classes[1] if context.classes else "positive"]
-    level = 1 - 0.05 / len(names)
-    found = []
-    for k, name in enumerate(names):
-        apart = Estimate.of(in_the_large(probs[:, k], truth[:, k], level))
-        assert apart is not None
-        found.append(ClassCalibration(name, float(truth[:, k].mean()), float(probs[:, k].mean()), apart))
-    return tuple(found)
 
 
 def _metric(scores: Scores, seed: int) -> Metric:

@@ -65,6 +65,7 @@ def verdict(record: AuditRecord, rules: VerdictRules) -> Verdict:
         judge.gain(),
         judge.errors(),
         judge.novelty(),
+        judge.groups(),
         location(layers, leader),
         judge.prior(),
     )

@@ -10,7 +10,7 @@ import typer
 
 import whence
 from whence.cli import options
-from whence.cli.loading import check_data, load_data, load_network
+from whence.cli.loading import check_data, load_data, load_groups, load_network
 from whence.cli.options import DATA, FIT, OUTPUT, REF, argument, option
 from whence.cli.output import INTERRUPTED, Output, check_file, replace_file, result_folder
 from whence.errors import BadOption
@@ -45,6 +45,8 @@ def audit(
     ood: options.Ood = None,
     weights: options.Weights = None,
     classes: options.Classes = None,
+    features: options.Features = None,
+    groups: options.Groups = None,
     batch_size: options.BatchSize = 256,
     likelihood: Annotated[str | None, option(FIT, "KIND", LIKELIHOODS, "--likelihood", "-l")] = None,
     structure: Annotated[options.Structure | None, option(FIT, "NAME", STRUCTURES, show_default="kron")] = None,
@@ -87,6 +89,7 @@ def audit(
             "layers": options.parse_layers(layers),
             "prior_precision": options.parse_prior(prior),
             "classes": options.parse_classes(classes),
+            "features": options.parse_features(features),
             "title": title,
             "rules": options.parse_rules(rules),
         }
@@ -102,6 +105,7 @@ def audit(
                 subject = subject if place is None else subject.to(place)
             known = resolve_likelihood(settings["likelihood"])[0] if posterior is None else subject.likelihood
             check_data(network, sets, known, place, settings["classes"])
+            settings["groups"] = load_groups(groups)
             data = {"train": None, **{one.name: one.source for one in sets}}
             chosen = {key: value for key, value in settings.items() if value is not None}
             limits = {"examples": examples, "inputs": inputs, "quick": quick, "seed": seed, "device": place}
@@ -165,6 +169,7 @@ def audit_summary(record: AuditRecord) -> dict[str, Any]:
         "verdict": to_json(record.verdict),
         "metrics": {row.name: {kind: getattr(getattr(row, kind), "value", None) for kind in kinds} for row in metrics},
         "deferral": to_json(record.deferral.rows) if record.deferral else None,
+        "groups": to_json(record.groups),
         "layers": to_json(record.layers),
         **run_summary(record.run),
         "interrupted": record.run.interrupted,

@@ -24,6 +24,7 @@ from whence.likelihoods import Categorical, Likelihood
 EXPECTED = "a DataLoader, a Dataset, a pair of tensors or a list of (inputs, targets) batches"
 FIRST = 256  # examples that are checked
 BARE = "a tensor of inputs, a DataLoader, a Dataset, a pair of tensors or a list of batches"
+GROUPS = "an array or list with one value for each test input, or a mapping of names to such"
 NESTS = ("state_dict", "model_state_dict", "model", "network")
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.")  # of DataParallel, torch.compile, Lightning and such
 
@@ -165,6 +166,24 @@ def _load_data(name: str, reference: str, batch_size: int) -> NamedData:
             "return a DataLoader, a list of batches or a pair of tensors."
         )
     return data
+
+
+def load_groups(given: list[str] | None) -> dict[str, Any] | None:
+    """Groupings by name: arrays and mappings by reference, columns by index or name."""
+    found: dict[str, Any] = {}
+    for word in given or ():
+        if ":" not in word:
+            found[f"column {word}" if word.isdecimal() else word] = int(word) if word.isdecimal() else word
+            continue
+        value = references.made(word, "--groups", _are_groups, GROUPS)
+        mapping = isinstance(value, Mapping) or hasattr(value, "columns")
+        found |= dict(value.items()) if mapping else {word.rpartition(":")[2]: value}
+    return found or None
+
+
+def _are_groups(value: Any) -> bool:
+    """Whether a value may be an array of groups, or a mapping of them."""
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, type, nn.Module))
 
 
 # Data and network

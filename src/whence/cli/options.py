@@ -45,6 +45,16 @@ Weights = Annotated[
     Path | None, option(DATA, "FILE", "Trained weights for the network: a state dict as .safetensors, .pt or .pth.")
 ]
 Classes = Annotated[str | None, option(DATA, "A,B,C", "Names of the classes, in order.")]
+Features = Annotated[str | None, option(DATA, "A,B,C", "Names of the columns of tabular inputs, in order.")]
+Groups = Annotated[
+    list[str] | None,
+    option(
+        DATA,
+        f"{REF}|COLUMN",
+        "Groups of test inputs to compare: an array with one value for each test input, a mapping of names to arrays, "
+        "or a column of tabular inputs by its index or its name in --features. May be repeated.",
+    ),
+]
 BatchSize = Annotated[int, option(DATA, "N", "Batch size for a Dataset.", min=1)]
 Layers = Annotated[
     list[str] | None,
@@ -153,11 +163,19 @@ def parse_layers(patterns: list[str] | None) -> list[str] | str | None:
 
 def parse_classes(word: str | None) -> list[str] | None:
     """Comma-separated names."""
+    names = parse_features(word, "--classes", "cat,dog")
+    if names is not None and len(names) < 2:
+        raise BadOption(f"--classes: expected comma-separated names, such as cat,dog, but got {word!r}.")
+    return names
+
+
+def parse_features(word: str | None, option: str = "--features", such: str = "age,weight") -> list[str] | None:
+    """Comma-separated names."""
     if word is None:
         return None
     names = [name.strip() for name in word.split(",")]
-    if len(names) < 2 or not all(names):
-        raise BadOption(f"--classes: expected comma-separated names, such as cat,dog, but got {word!r}.")
+    if not all(names):
+        raise BadOption(f"{option}: expected comma-separated names, such as {such}, but got {word!r}.")
     return names
 
 

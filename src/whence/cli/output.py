@@ -39,6 +39,7 @@ STEPS = {
     "examine": "predicting, and locating the uncertainty",
     "quality": "measuring its quality",
     "deferral": "choosing deferral thresholds",
+    "groups": "comparing groups",
     "layers": "computing the layer table",
     "profile": "computing the profile",
     "sensitivity": "varying the prior",

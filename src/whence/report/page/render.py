@@ -14,7 +14,7 @@ import numpy as np
 
 from whence.errors import need
 from whence.report import formatting
-from whence.report.page import icicle, names, theme
+from whence.report.page import icicle, names, people, theme
 from whence.report.page.charts import (
     CRITERIA,
     audit_charts,
@@ -34,7 +34,7 @@ from whence.report.record.verdict import JUDGED
 Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 AUDIT_PARTS = (
-    "verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "next", "run", "glossary",
+    "verdict", "quality", "comparison", "deferral", "groups", "profile", "inputs", "novelty", "next", "run", "glossary",
 )  # fmt: skip
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
 OPTIONAL = {"next": "next_steps"}  # the record's fields with other names than their sections
@@ -84,7 +84,7 @@ def _environment() -> Any:
         "number": formatting.number, "percent": formatting.percent, "estimate": formatting.estimate,
         "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
-        "pairs": pairs,
+        "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
     }  # fmt: skip
     return made
 
@@ -102,7 +102,8 @@ def _audit(record: AuditRecord, most: int) -> Context:
     layers = _layer_names(record)
     listed = names.largest_layers(record.inputs or (), layers)
     drawings = {
-        "charts": audit_charts(record),
+        "charts": {**audit_charts(record), **people.people_charts(record)},
+        "slider": people.slider(record.deferral),
         "profile": profile and icicle.icicle(profile, most),
         "maps": [weight_map(found) for found in record.maps or ()],
     }
@@ -110,6 +111,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
         **_common(record, compared, drawings),
         "what": "audit", "nested": True, "judged_points": JUDGED, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
         "sections": {key: title for key, title in text.audit_sections.items() if _is_shown(record, key)},
+        "matrix": people.MATRIX,
         "terms": {**text.terms, **(text.comparison_terms if compared else {})},
         "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
         "negative": _negative(profile) if profile else {},

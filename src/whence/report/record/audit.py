@@ -23,6 +23,8 @@ from whence.report.record.common import (
     TaskName,
 )
 from whence.report.record.comparison import ComparisonSection
+from whence.report.record.groups import Groups
+from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
 from whence.report.record.verdict import Guessing, NextStep, Overlap, Verdict
 
@@ -90,16 +92,6 @@ class Uncertainties:
 
 
 @dataclass(frozen=True)
-class ClassCalibration:
-    """Mean predicted probability of a class or label beside its frequency in the test data."""
-
-    name: str
-    frequency: Number
-    predicted: Number
-    difference: Estimate  # with an interval that holds for all classes together
-
-
-@dataclass(frozen=True)
 class Quality:
     """How good the uncertainties are, on test data."""
 
@@ -113,6 +105,8 @@ class Quality:
     confidence: float | None = None  # mean
     overconfidence: Estimate | None = None  # mean confidence minus accuracy
     implied_error_auroc: float | None = None  # AUROC of errors if each answer were right with its stated confidence
+    confusion: Confusion | None = None
+    two_classes: TwoClasses | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +144,17 @@ class DeferralRule:
 
 
 @dataclass(frozen=True)
+class DeferralStep:
+    """A threshold, and what it does on test data: answers given, answers deferred, and the error of those given."""
+
+    threshold: float
+    answered: Count
+    deferred: Count
+    coverage: Number
+    error: Estimate
+
+
+@dataclass(frozen=True)
 class Deferral:
     """Deferral to a person, with thresholds chosen on validation data."""
 
@@ -159,6 +164,13 @@ class Deferral:
     rows: tuple[DeferralRule, ...]
     curve: PlainAndBayesian[RejectionCurve] | None
     words: Sentences
+    steps: tuple[DeferralStep, ...] | None = None  # thresholds on test data
+    labels: int | None = None  # of each input, if each is an answer of its own
+
+    @property
+    def answers(self) -> str:
+        """What is answered or deferred."""
+        return "inputs" if self.labels is None else "answers"
 
     @property
     def is_rate(self) -> bool:
@@ -236,3 +248,4 @@ class AuditRecord(Header):
     answers: tuple[Answer, ...] | None
     run: AuditRun
     next_steps: tuple[NextStep, ...] | None = None
+    groups: Groups | None = None

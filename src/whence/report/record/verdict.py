@@ -9,7 +9,16 @@ from whence.errors import BadOption
 from whence.report.record.common import Estimate, Sentence, Tone
 
 PointKey = Literal[
-    "independence", "guessing", "generalisation", "calibration", "gain", "errors", "novelty", "location", "prior"
+    "independence",
+    "guessing",
+    "generalisation",
+    "calibration",
+    "gain",
+    "errors",
+    "novelty",
+    "groups",
+    "location",
+    "prior",
 ]
 JUDGED: tuple[PointKey, ...] = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
 

@@ -13,6 +13,7 @@ from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Qual
 from whence.report.record.sections import Answer, Layer, Novelty, Shares
 from whence.report.record.verdict import NextStep
 from whence.report.terminal.comparison import comparison_sections
+from whence.report.terminal.people import groups_section, label_sections
 from whence.report.terminal.tables import (
     WIDE,
     add_row,
@@ -42,8 +43,10 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
     parts: list[RenderableType | None] = [
         _verdict(record),
         _quality(record.quality, wide) if record.quality else None,
+        *(label_sections(record.quality) if record.quality else ()),
         Group(*comparison_sections(compared, width), *bullets(compared.words)) if compared else None,
         _deferral(record.deferral, wide) if record.deferral else None,
+        groups_section(record.groups, wide) if record.groups else None,
         _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
         _novelty(record.novelty) if record.novelty else None,
         _answers(record.answers) if record.answers else None,
@@ -101,6 +104,7 @@ def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
         add_row(table, _aim(row, deferral.is_rate), threshold, answered, *errors)
     note = f"above this {deferral.label}; chosen on validation data, measured on test data"
     note += "" if deferral.is_rate else f"; error: {deferral.error}"
+    note += "" if deferral.labels is None else f"; each of the {deferral.labels} labels of an input is an answer"
     return section("Deferral to a person", table, deferral.words, note)
 
 

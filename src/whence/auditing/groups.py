@@ -1,0 +1,207 @@
+"""Groups of test inputs: every metric, deferral, and whether a group differs from the rest by more than chance.
+
+Index legend: N inputs, G groups, Q quantities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from whence.auditing.context import Context
+from whence.auditing.quality import METRICS, wrong_of
+from whence.auditing.scored import Quantity, Scored, scored
+from whence.auditing.tasks import Classes
+from whence.errors import NotDefined
+from whence.metrics import Estimate as Measured
+from whence.metrics import auroc, ece, evaluate
+from whence.metrics.group_test import Differences, group_differences
+from whence.metrics.proportions import share_of
+from whence.report.formatting import minus
+from whence.report.record.audit import RATE
+from whence.report.record.common import Estimate
+from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
+
+FEWEST = 20  # inputs of a group, and of the rest, for a comparison
+FEWEST_RANKED = 5  # of either kind for an AUROC
+LEVEL = 0.95
+NAMED = 4  # differences that sentences name
+CALIBRATED = "ece"
+RANKED = "auroc"
+
+
+def groups(context: Context) -> Groups:
+    """Metrics and deferral of every group of every grouping, and the comparisons."""
+    if context.groups is None:
+        raise NotDefined("no groups= were given.")
+    context.need_targets("test")
+    every = context.groups.of(context.need("test"))
+    found = scored(context)
+    masks = [[one.place == g for g in range(len(one.names))] for one in every]
+    apart = compare(found, [mask for row in masks for mask in row], context.seed)
+    whole = torch.ones(len(context.need("test")), dtype=torch.bool)
+    overall = _group(context, found, "all", whole, ())
+    kept = [place for place, value in enumerate(overall.metrics) if value is not None]
+    groupings, place = [], 0
+    for one, row in zip(every, masks, strict=True):
+        rows = []
+        for name, mask in zip(one.names, row, strict=True):
+            group = _group(context, found, name, mask, apart[place])
+            rows.append(_with_metrics(group, kept))
+            place += 1
+        groupings.append(Grouping(one.name, one.about, tuple(rows)))
+    made = Groups(
+        metrics=tuple(METRICS[i] for i in kept),
+        overall=_with_metrics(overall, kept),
+        groupings=tuple(groupings),
+        comparisons=sum(len(row) for row in apart),
+        level=LEVEL,
+        fewest=FEWEST,
+        error=RATE if context.task.has_labels else "root mean squared error",
+        words=(),
+    )
+    return Groups(**{**vars(made), "words": tuple(_words(made))})
+
+
+def _with_metrics(group: Group, kept: Sequence[int]) -> Group:
+    return Group(**{**vars(group), "metrics": tuple(group.metrics[i] for i in kept)})
+
+
+# One group
+
+
+def _group(context: Context, found: Scored, name: str, mask: Tensor, differences: tuple[GroupDifference, ...]) -> Group:
+    """The metrics in the order of METRICS; of few inputs only shares have intervals."""
+    count = int(mask.sum())
+    at, few = mask[found.owner].nonzero().flatten(), count < FEWEST
+    values: dict[str, Measured | None] = {}
+    if len(at):
+        values = {key: one.over(key, at, found.elements) for key, one in found.metrics.items()}
+        if few:
+            values = {
+                key: _without_interval(value, found.metrics[key]) for key, value in values.items() if value is not None
+            }
+        elif context.task.has_labels:
+            values |= _rankings(context, mask)
+    shares = _deferral(found, mask, at) if len(at) else (None, None)
+    return Group(
+        name, count, few, tuple(Estimate.of(values.get(metric.name)) for metric in METRICS), *shares, differences
+    )
+
+
+def _without_interval(value: Measured, quantity: Quantity) -> Measured:
+    return value if quantity.share else Measured(value, math.nan, math.nan, value.level, value.count, name=value.name)
+
+
+def _rankings(context: Context, mask: Tensor) -> dict[str, Measured | None]:
+    """The calibration error, and AUROCs where both kinds are there."""
+    prediction, targets, common = context.prediction("test"), context.need_targets("test"), {"seed": context.seed}
+    found: dict[str, Measured | None] = {CALIBRATED: ece(prediction, targets, mask=mask, **common)}  # type: ignore[arg-type]
+    wrong = wrong_of(prediction, targets)
+    if wrong is not None and _both(wrong[mask]):
+        found["error_auroc"] = auroc(context.uncertainty("test")[mask], wrong[mask], seed=context.seed)
+    if not isinstance(context.task, Classes) and _both(targets[mask] == 1):
+        found |= evaluate(prediction, targets, metrics=[RANKED], mask=mask, **common)  # type: ignore[arg-type]
+    return found
+
+
+def _both(which: Tensor) -> bool:
+    ones = int(which.sum())
+    return min(ones, which.numel() - ones) >= FEWEST_RANKED
+
+
+def _deferral(found: Scored, mask: Tensor, at: Tensor) -> tuple[Estimate | None, Estimate | None]:
+    """Share deferred, and the error of what is answered."""
+    if found.deferred is None or found.error is None:
+        return None, None
+    gone, left = found.deferred[at], at[~found.deferred[at]]
+    if found.by_answer:
+        share: Measured | None = Quantity(gone.double(), share=True).over(
+            "deferred", torch.arange(len(at)), found.elements.subset(at)
+        )
+    else:
+        owners = found.owner[at].unique()
+        share = share_of("deferred", int(found.by_input(found.deferred, len(mask))[owners].sum()), len(owners))
+    error = found.error.over("error", left, found.elements) if len(left) else None
+    if error is not None and len(found.owner[left].unique()) < FEWEST:
+        error = _without_interval(error, found.error)
+    return Estimate.of(share), Estimate.of(error)
+
+
+# Comparisons
+
+
+def compare(found: Scored, masks: Sequence[Tensor], seed: int) -> list[tuple[GroupDifference, ...]]:
+    """Every group with the rest; nothing for groups that are too small, or whose rest is."""
+    values = torch.stack([found.by_input(one.values, len(masks[0])) for one in found.compared.values()], 1)
+    known = torch.isfinite(values).all(1)
+    sizes = [int((mask & known).sum()) for mask in masks]
+    places = [i for i, size in enumerate(sizes) if min(size, int(known.sum()) - size) >= FEWEST]
+    none: list[tuple[GroupDifference, ...]] = [() for _ in masks]
+    if not places:
+        return none
+    members = torch.stack([masks[i][known] for i in places], 1)
+    apart = group_differences(values[known], members, level=LEVEL, seed=seed)
+    for row, i in enumerate(places):
+        none[i] = tuple(
+            _difference(apart, row, q, name, one, sizes[i]) for q, (name, one) in enumerate(found.compared.items())
+        )
+    return none
+
+
+def _difference(apart: Differences, row: int, q: int, name: str, quantity: Quantity, count: int) -> GroupDifference:
+    value, reach, p = (float(part[row, q]) for part in (apart.value, apart.reach, apart.p))
+    share = quantity.share or "accuracy" in name
+    return GroupDifference(name, Estimate(value, value - reach, value + reach, LEVEL, count), p, share)
+
+
+# Words
+
+
+def _words(found: Groups) -> Iterator[str]:
+    every = [(one, group) for one in found.groupings for group in one.groups]
+    hits = [(d.p or 0.0, -abs(d.difference.value or 0.0), one, group, d)
+            for one, group in every for d in group.differences if d.significant]  # fmt: skip
+    if hits:
+        number = f"{len(hits):,} of {found.comparisons:,} comparisons of a group with the rest"
+        yield f"{number} {'is' if len(hits) == 1 else 'are'} significant after correction for their number."
+        for _, _, one, group, d in sorted(hits, key=lambda hit: hit[:2])[:NAMED]:
+            yield _difference_words(one, group, d)
+    elif found.comparisons:
+        yield (
+            f"None of {found.comparisons:,} comparisons of a group with the rest is significant after correction for "
+            "their number. That does not show that the groups are alike."
+        )
+    compared = [(one, group) for one, group in every if group.differences]
+    if compared and not hits:
+        one, group = min(compared, key=lambda pair: pair[1].inputs)
+        first = group.differences[0]
+        reach = (first.difference.high or 0.0) - (first.difference.value or 0.0)
+        size = f"{100 * reach:.1f} percentage points" if first.is_share else f"{reach:.3g}"
+        yield (
+            f"In the smallest group that was compared, {_called(one, group)}, a difference in {first.quantity} below "
+            f"about {size} would not be noticed."
+        )
+    few = [(one, group) for one, group in every if group.few]
+    for one, group in few[:NAMED]:
+        yield f"{_called(one, group)} is too small to compare (fewer than {FEWEST} inputs)."
+    if len(few) > NAMED:
+        yield f"{len(few) - NAMED:,} more groups are too small to compare."
+
+
+def _called(one: Grouping, group: Group) -> str:
+    return f"`{one.name}: {group.name}` (n = {group.inputs:,})"
+
+
+def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
+    """For a person: how much higher or lower than in the rest."""
+    low, value, high = d.difference.low or 0.0, d.difference.value or 0.0, d.difference.high or 0.0
+    sign = 1 if value >= 0 else -1
+    ends = sorted((sign * low, sign * high))
+    scale, form, unit = (100, ".1f", " percentage points") if d.is_share else (1, ".3g", "")
+    size = f"{scale * abs(value):{form}}{unit} {'higher' if sign > 0 else 'lower'}"
+    interval = f"95% interval {scale * ends[0]:{form}} to {scale * ends[1]:{form}}, corrected p = {d.p:.2g}"
+    return minus(f"{_called(one, group)}: {d.quantity} {size} than in the rest ({interval}).")

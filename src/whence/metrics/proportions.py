@@ -1,0 +1,100 @@
+"""Exact intervals of shares, and the quantiles behind them."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from torch import Tensor
+
+from whence.metrics.intervals import Estimate
+
+STEPS = 1000  # of the continued fraction, at most
+TINY = 1e-300
+BISECTIONS = 80
+
+
+def share_of(name: str, hits: int, trials: int, level: float = 0.95) -> Estimate | None:
+    """``hits`` of ``trials`` with the interval of Clopper and Pearson; None without trials."""
+    if not trials:
+        return None
+    low, high = exact_interval(hits, trials, level)
+    return Estimate(hits / trials, low, high, level, trials, name=name)
+
+
+def clustered_share(name: str, hits: Tensor, trials: Tensor, level: float = 0.95) -> Estimate | None:
+    """Σ hits / Σ trials of groups [G] whose members are not independent; None without trials.
+
+    The exact interval of as many independent trials as would have the variance of the groups (Korn & Graubard 1998,
+    Survey Methodology 24), at most as many as there are trials; of the number of groups if all or none are hits.
+    """
+    hits, trials = hits.double(), trials.double()
+    total, groups = float(trials.sum()), int((trials > 0).sum())
+    if not total:
+        return None
+    value = float(hits.sum()) / total
+    spread = float((hits - value * trials).square().sum()) * groups / max(groups - 1, 1)
+    independent = min(value * (1 - value) * total**2 / spread, total) if spread > 0 else float(groups)
+    low, high = exact_interval(value * independent, independent, level)
+    return Estimate(value, low, high, level, int(total), name=name)
+
+
+@functools.lru_cache(maxsize=4096)
+def exact_interval(hits: float, trials: float, level: float = 0.95) -> tuple[float, float]:
+    """Interval of a share (Clopper & Pearson 1934): it contains the true one with at least this probability."""
+    tail = (1 - level) / 2
+    low = beta_quantile(tail, hits, trials - hits + 1) if hits > 0 else 0.0
+    high = beta_quantile(1 - tail, hits + 1, trials - hits) if hits < trials else 1.0
+    return low, high
+
+
+def beta_below(x: float, a: float, b: float) -> float:
+    """P(X ≤ x) of a beta distribution: the regularised incomplete beta function."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - beta_below(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) * _continued_fraction(x, a, b) / a
+
+
+def _continued_fraction(x: float, a: float, b: float) -> float:
+    """DLMF 8.17.22, by Lentz's method; it converges fast below the mean."""
+    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    found = d
+    for m in range(1, STEPS):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for part in (even, odd):
+            d = 1 / _away_from_zero(1 + part * d)
+            c = _away_from_zero(1 + part / c)
+            found *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return found
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > TINY else TINY
+
+
+def beta_quantile(share: float, a: float, b: float) -> float:
+    """The x with P(X ≤ x) = share: Newton's method inside a bracket that bisection shrinks."""
+    low, high, x = 0.0, 1.0, a / (a + b)
+    log_norm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    for _ in range(BISECTIONS):
+        off = beta_below(x, a, b) - share
+        low, high = (x, high) if off < 0 else (low, x)
+        density = math.exp(log_norm + (a - 1) * math.log(x) + (b - 1) * math.log1p(-x))
+        step = x - off / density if density > 0 else -1.0
+        new = step if low < step < high else (low + high) / 2
+        if abs(new - x) <= 1e-13 * max(new, TINY) or not 0 < new < 1:
+            break
+        x = new
+    return x
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """Quantile of Student's t distribution, for shares above one half."""
+    x = beta_quantile(2 * (1 - share), freedom / 2, 0.5)
+    return math.sqrt(freedom * (1 / x - 1))
