@@ -21,7 +21,7 @@ from whence.engine.batches import tensors_in
 from whence.engine.files import digest
 from whence.engine.randomness import resolve_seed
 from whence.engine.ranks import Ranks, on_all_ranks
-from whence.errors import BadData, BadOption, NotDefined, WhenceError
+from whence.errors import BadData, BadOption, NotDefined, WhenceError, explains_keywords
 from whence.functional import Network
 from whence.metrics.distance import total_variation, wasserstein
 from whence.posteriors.base import Posterior, require_posterior
@@ -36,6 +36,7 @@ PROFILED = 500  # inputs behind the layers
 Measure = Callable[[Any, Any], Any]
 
 
+@explains_keywords
 @on_all_ranks
 def compare(
     posteriors: Mapping[str, Posterior],
@@ -78,7 +79,9 @@ def compare(
     steps = ["data", *posteriors, "scores", "layers"]
     with progress_over(steps, progress and ranks.rank == 0, on_step) as log:
         with log.step("data"):
-            inside, outside = read_examples(test, "test", examples), read_examples(ood, "ood", examples, targets=False)
+            one = next(iter(posteriors.values()))
+            inside = read_examples(test, "test", examples, of=one)
+            outside = read_examples(ood, "ood", examples, targets=False, of=one)
             if inside is None or inside.targets is None:
                 raise BadData("test must be a pair (inputs, targets) or a loader of such batches; it has no targets.")
             network = _plain_network(posteriors, plain)

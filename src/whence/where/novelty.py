@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import from_numpy, is_pair
+from whence.engine.batches import bare
 from whence.engine.memory import remembered
-from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice
+from whence.errors import BadData, BadOption, NotDefined, Notice, explains_keywords, fraction, notice
+from whence.labels import argument_names
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
@@ -134,6 +135,7 @@ class Novelty:
         return f"{head}\n{text(columns, rows)}"
 
 
+@explains_keywords
 def novelty(
     posterior: Laplace, x: Any, *, reference: Any = None, combine: Combination = "auto", probes: ProbesOption = "auto"
 ) -> Novelty:
@@ -146,6 +148,7 @@ def novelty(
     the same for all inputs, as for :meth:`whence.Laplace.where`; a reference has its own.
     """
     chosen = Combine.asked(combine)
+    posterior = require_posterior(posterior, "the posterior of novelty").as_laplace("novelty")
     known = posterior.reference if reference is None else reference
     if known is None:
         raise NotDefined(
@@ -215,15 +218,17 @@ class Reference:
         return f"Reference({self.size:,} inputs, {len(self.names)} layers)"
 
 
+@explains_keywords
 def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: ProbesOption = "auto") -> Reference:
     """The reference of in-distribution inputs: validation data, a loader of it, or an (inputs, targets) pair.
 
     Not the training data: the network fits them better than new data, which would then seem novel.
     ``left`` is the share of the training data's curvature that stays unexplained under the prior of novelty.
     """
-    data = from_numpy(data)
     precision = novelty_precision(posterior, left)
-    unexplained, columns = unexplained_by_layer(posterior, data[0] if is_pair(data) else data, precision, probes)
+    unexplained, columns = unexplained_by_layer(
+        posterior, bare(data, argument_names(posterior.network.module)), precision, probes
+    )
     return reference_given(posterior, unexplained, precision, left, columns)
 
 
@@ -279,7 +284,7 @@ def unexplained_by_layer(
     Where an input's gradients in a layer vanish (it saturates, or all its units are off) the ratio is 0 / 0. It counts
     as 1: the training data give no information about it.
     """
-    weak = with_novelty_prior(posterior, precision)
+    weak, x = with_novelty_prior(posterior, precision), posterior.network.only_inputs(x)
     found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
     return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0
 

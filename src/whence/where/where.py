@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import from_numpy
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive.linearised_draws import check_probes
 from whence.recording.blocks import Block
@@ -321,7 +320,7 @@ def where_laplace(
     question = Question(Measure.parse(measure, "measure"), at, check_probes(probes))
     if x is None:
         return where_given(posterior, None, None)
-    x = from_numpy(x)
+    x = posterior.network.only_inputs(x)
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # it is read more than once
     with failures_explained(posterior.network, x):

@@ -14,7 +14,7 @@ from torch.distributions import Poisson as PoissonDistribution
 from whence.engine.batches import Data
 from whence.engine.progress import progress_bar
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadOption, one_of
+from whence.errors import BadOption, explains_keywords, one_of
 from whence.extras.pruning.masks import CRITERIA, By, PruningPlan, check_fraction
 from whence.functional import Network
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
@@ -68,6 +68,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+@explains_keywords
 @torch.inference_mode(False)
 @torch.no_grad()
 def prune_curve(

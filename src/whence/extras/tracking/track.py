@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from whence.engine.batches import Inputs
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadOption, NotDefined, WhenceError, notice, whole_number
+from whence.errors import BadOption, NotDefined, WhenceError, explains_keywords, notice, whole_number
 from whence.extras.tracking.measure import DRAWS, Tracker
 from whence.extras.tracking.records import TrackedLayer, TrackFile, TrackRecord, merged, opened, read
 from whence.extras.tracking.subset import gather, probe_inputs
-from whence.functional import Network
+from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
 from whence.priors import RELATIVE, Prior, Relative
 from whence.recording.selection import Layers
@@ -25,6 +25,7 @@ from whence.tables import Table, number, text
 PROBE = 64  # default number of probe inputs
 
 
+@explains_keywords
 def track(
     model: nn.Module,
     data: Any,
@@ -72,7 +73,7 @@ def track(
     whole_number(subset, "subset")
     resolve(likelihood)
     network = Network.snapshot(model)
-    examples = gather(data, subset, seed, network.device, network.dtype)
+    examples = gather(source_for(network.module, data), subset, seed, network.device, network.dtype)
     measured: tuple[Inputs, Tensor | None] = examples.first(PROBE)
     if probe is not None:
         measured = probe_inputs(probe, examples.inputs, seed, network.device, network.dtype)

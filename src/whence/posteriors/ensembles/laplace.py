@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from whence.engine.batches import Inputs, check_finite, tensors_in
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
 from whence.engine.options import Option
-from whence.errors import BadOption, notice, one_of
+from whence.errors import BadOption, explains_keywords, notice, one_of
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName
 from whence.linalg.dense import widened
@@ -54,6 +54,7 @@ class Weighting(Option):
 ALONE = 0.99  # weight above which a notice says that one member dominates
 
 
+@explains_keywords
 def laplace_ensemble(
     models: Any,
     data: Any,
@@ -162,6 +163,7 @@ class LaplaceEnsemble(MemberPosterior):
         """log of the members' mean evidence: the evidence of the mixture with equal prior odds."""
         return self.log_evidences().logsumexp(0) - math.log(len(self))
 
+    @explains_keywords
     def predict(  # type: ignore[override]
         self,
         x: Any,
