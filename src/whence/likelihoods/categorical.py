@@ -30,6 +30,11 @@ class Categorical(Likelihood):
     def spec(self) -> dict[str, Any]:
         return {"name": "Categorical", "ignore_index": self.ignore_index, "class_dim": self.class_dim}
 
+    def __repr__(self) -> str:
+        plain = {"ignore_index": -100, "class_dim": 1}
+        given = {k: v for k, v in self.spec().items() if k in plain and v != plain[k]}
+        return f"Categorical({', '.join(f'{k}={v}' for k, v in given.items())})"
+
     def flatten(self, outputs: Tensor) -> Tensor:
         if outputs.dim() < 2:
             raise BadData(

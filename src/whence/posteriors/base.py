@@ -25,6 +25,7 @@ from whence.predictive.sampled import FunctionDraws
 from whence.predictive.serving import ServedModule
 from whence.predictive.sources import Source
 from whence.recording.blocks import Block, GradientSource, Param, owner_of
+from whence.tables import SHORT, html, number
 from whence.vocabulary import ATTRIBUTES
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Posterior(ABC, Generic[P_co]):
 
         def __getattr__(self, name: str) -> Any:
             """Say what an attribute of another library's posterior is called here."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property that raised NotDefined does so again
             hint = f": {ATTRIBUTES[name]}." if name in ATTRIBUTES else "."
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint}")
 
@@ -259,6 +262,15 @@ class Posterior(ABC, Generic[P_co]):
     @abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Posterior[P_co]:
         """A copy on another device or in another floating-point type."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the repr, and how each layer is kept."""
+        kept = self.structures
+        some = list(kept.items())[:SHORT]
+        reasons = ["why"] * any(s.reason for _, s in some)
+        rows = [[name, s.kind, s.structure, *[s.reason] * len(reasons), number(s.parameters)] for name, s in some]
+        head = ["layer", "kind", "structure", *reasons, "weights"]
+        return html(head, rows, repr(self), left=len(head) - 1, more=len(kept) - SHORT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies go through the file format, beside the plain networks."""

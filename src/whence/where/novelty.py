@@ -33,7 +33,7 @@ from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
 from whence.predictive.linearised_draws import Probes, check_probes
 from whence.priors import RELATIVE, RelativePrecision
-from whence.tables import Table, text
+from whence.tables import SHORT, Table, html, text
 from whence.where.one_pass import shares
 from whence.where.p_values import Combination, Combine, combined, conformal
 from whence.where.question import ProbesOption, Question
@@ -118,6 +118,21 @@ class Novelty:
         return Table(columns).to_pandas()
 
     def __str__(self) -> str:
+        head, columns, rows = self._summary()
+        return f"{head}\n{text(columns, rows)}"
+
+    def __repr__(self) -> str:
+        head, columns, rows = self._summary()
+        if len(rows) <= SHORT:
+            return f"{head}\n{text(columns, rows)}"
+        return f"{head}\n{text(columns, rows[:SHORT])}\n… {len(rows) - SHORT} more layers: print it."
+
+    def _repr_html_(self) -> str:
+        head, columns, rows = self._summary()
+        return html(columns, rows[:SHORT], f"Novelty: {head}", more=len(rows) - SHORT)
+
+    def _summary(self) -> tuple[str, tuple[str, ...], list[list[str]]]:
+        """What was found in a sentence, and a table of the layers."""
         level = max(0.01, 1 / (self.reference.size + 1))
         novel = self.flag(level)
         head = (
@@ -132,7 +147,7 @@ class Novelty:
             for b, name in enumerate(self.names)
         ]
         columns = ("layer", "unexplained", "in reference", f"p ≤ {level:.2g}", "smallest p of novel inputs")
-        return f"{head}\n{text(columns, rows)}"
+        return head, columns, rows
 
 
 @explains_keywords

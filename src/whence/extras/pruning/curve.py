@@ -21,7 +21,7 @@ from whence.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from whence.metrics import accuracy, nll, rmse
 from whence.posteriors.base import WeightPosterior
 from whence.recording.selection import Layers
-from whence.tables import Table, text
+from whence.tables import Table, html_of, text
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
@@ -39,7 +39,7 @@ class PruneRow:
     nll: float  # of the masked network, without its posterior
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PruneCurve:
     """A row for each criterion and fraction."""
 
@@ -60,6 +60,13 @@ class PruneCurve:
     def __str__(self) -> str:
         rows = [[_text(value) for value in row.values()] for row in self._table().rows()]
         return text(self.columns, rows)
+
+    def __repr__(self) -> str:
+        criteria = ", ".join(dict.fromkeys(row.by for row in self.rows))
+        return f"PruneCurve({len(self.rows)} rows by {criteria}; print it, or call to_pandas())"
+
+    def _repr_html_(self) -> str:
+        return html_of(self._table(), repr(self))
 
 
 def _text(value: Any) -> str:

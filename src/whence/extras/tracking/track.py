@@ -20,7 +20,7 @@ from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
 from whence.priors import RELATIVE, Prior, Relative
 from whence.recording.selection import Layers
-from whence.tables import Table, number, text
+from whence.tables import SHORT, Table, html, number, text
 
 PROBE = 64  # default number of probe inputs
 
@@ -230,12 +230,23 @@ class Track:
         if not self._records:
             return f"{head} yet; {of}"
         cost = f"{self.seconds / len(self):.3g} s each"
-        cost += f", {self.overhead:.1%} of the loop's time" if self.overhead is not None else ""
+        if self.overhead is not None:
+            times = f"{self.overhead:,.0f} times" if self.overhead >= 10 else f"{self.overhead:.1%} of"
+            cost += f", {times} the loop's time"
         failed = sum(bool(r.error) for r in self._records)
         failed_text = f"; {failed} failed (see .records)" if failed else ""
         return f"{head}, steps {self._records[0].step} to {self._records[-1].step}; {of}; {cost}{failed_text}"
 
     def __str__(self) -> str:
+        head, rows = self._last()
+        return f"{self!r}\n{text(head, rows, left=2)}" if rows else repr(self)
+
+    def _repr_html_(self) -> str:
+        head, rows = self._last()
+        return html(head, rows[:SHORT], repr(self), left=2, more=len(rows) - SHORT)
+
+    def _last(self) -> tuple[tuple[str, ...], list[list[str]]]:
+        """The layers at the last record: names of the columns, and rows."""
         head = ("layer", "kind", "weights", "identified", "→ last", "settled", "std", "snr", "share", "explained")
         settled, rows = self.settled(), []
         for name, series in self._series().items():
@@ -244,4 +255,4 @@ class Track:
             values = (last.kind, last.parameters, first.identified, last.identified, known, last.std)
             more = (last.signal_to_noise, last.variance_share, last.explained)
             rows.append([name, *(number(v) for v in values + more)])
-        return f"{self!r}\n{text(head, rows, left=2)}" if rows else repr(self)
+        return head, rows

@@ -51,6 +51,7 @@ class Weighting(Option):
         return cls(one_of(weights, (cls.EVIDENCE.value, cls.EQUAL.value), "weights"))
 
 
+WEIGHTS = 8  # of members that a repr shows
 ALONE = 0.99  # weight above which a notice says that one member dominates
 
 
@@ -284,7 +285,7 @@ class LaplaceEnsemble(MemberPosterior):
         return replace(self, members=tuple(m.to(*args, **kwargs) for m in self.members))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{w:.3g}" for w in self.weights.tolist())
+        shown = ", ".join(f"{w:.3g}" for w in self.weights[:WEIGHTS].tolist()) + ", …" * (len(self) > WEIGHTS)
         return f"LaplaceEnsemble({len(self)} members, weights by {self.weighting}: {shown}; {self.likelihood!r})"
 
 
