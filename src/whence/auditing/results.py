@@ -165,7 +165,11 @@ class Comparison(_Shown):
         return ["method", *(metric.label for metric in self.results.metrics), "time"], rows
 
     def __str__(self) -> str:
-        return "\n".join([self.results.title, text(*self._table()), *self.results.words])
+        return "\n".join([self.results.title, text(*self._table()), *self._notes(), *self.results.words])
+
+    def _notes(self) -> list[str]:
+        """Why methods are not marked as best."""
+        return [metric.note for metric in self.results.metrics if metric.note]
 
     def _repr_html_(self) -> str:
         head, rows = self._table()
@@ -173,7 +177,7 @@ class Comparison(_Shown):
             head,
             [[cell.removesuffix(" *") for cell in row] for row in rows],
             self.results.title,
-            "\n".join(["Bold: best, or not significantly worse.", *self.results.words]),
+            "\n".join(["Bold: best, or not significantly worse.", *self._notes(), *self.results.words]),
             bold=lambda r, c: rows[r][c].endswith(" *"),
         )
 

@@ -177,8 +177,8 @@ def _unidentified(posterior: Laplace) -> Answer:
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     words = (
         f"{sum(map(len, dead.values()))} of {total} units are identified less than {UNIDENTIFIED:.0%}"
-        f"{': ' + where if where else ''}. The least identified layer is {least!r} (mean {layers[least]:.2g}). They "
-        "could be pruned: see prune_curve."
+        f"{': ' + where if where else ''}. The least identified layer is {least!r} (mean {layers[least]:.2g}). "
+        "Whether weights can be removed is another question: prune_curve measures it on test data."
     )
     return Answer("Which layers or units stayed unidentified?", words, {"identified": layers, "units": dead})
 

@@ -265,6 +265,10 @@ class PrunedNetwork:
     accuracy: Number
     rmse: Number
     nll: Number
+    change: Number = None  # of the accuracy, the error or the log loss, with its 95% interval
+    change_low: Number = None
+    change_high: Number = None
+    examples: int | None = None
 
 
 @dataclass(frozen=True)
