@@ -55,7 +55,7 @@ def test_without_failures_the_narrowest_is_best_and_nothing_is_said() -> None:
     found = compared({"right": 1.0, "wide": 3.0})
     metric = width(found)
     assert metric.best == (True, False)
-    assert metric.note == ""
+    assert metric.note is None
     assert "at the cost of coverage" not in str(found)
 
 

@@ -277,7 +277,7 @@ def _scores(task: Task, methods: Sequence[Predicted], targets: Tensor, seed: int
             values=tuple(map(Estimate.of, scores.values)),
             best=scores.not_worse(seed, narrow if scores.metric.name == WIDTH else ()),
             difference=tuple(scores.difference(place, seed) for place in places),
-            note=typeset(_too_narrow(scores, methods, narrow)) if scores.metric.name == WIDTH else "",
+            note=_too_narrow(scores, methods, narrow) if scores.metric.name == WIDTH and narrow else None,
         )
         for scores in every
     )
@@ -296,14 +296,12 @@ def _scores(task: Task, methods: Sequence[Predicted], targets: Tensor, seed: int
 
 
 def _too_narrow(width: Scores, methods: Sequence[Predicted], narrow: Mapping[int, Measured]) -> str:
-    """Why methods are not marked for the width of their intervals; empty if all may be."""
-    if not narrow:
-        return ""
+    """Why methods are not marked for the width of their intervals."""
     each = ", ".join(
         f"{methods[i].name} {found:.1%} ({found.low:.1%} to {found.high:.1%}; n = {found.count:,.0f})"
         for i, found in narrow.items()
     )
-    return (
+    return typeset(
         f"{width.metric.label}: a method is not marked where its intervals cover significantly less than 95% of the "
         f"true values, since they are narrow at the cost of coverage: {each}."
     )

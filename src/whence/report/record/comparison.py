@@ -56,7 +56,7 @@ class MetricOfMethods(MetricName):
     values: tuple[Estimate | None, ...]
     best: tuple[bool, ...]
     difference: tuple[Estimate | None, ...]
-    note: Sentence = ""  # why a method is not marked as best
+    note: Sentence | None = None  # why a method is not marked as best
 
     @property
     def is_paired(self) -> bool:

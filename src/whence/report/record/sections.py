@@ -145,6 +145,7 @@ class WeightMap:
     width: Count
     note: Sentence
     tiles: tuple[Tile, ...]
+    magnitudes: bool | None = None  # whether "weight" holds mean magnitudes of neighbours
 
 
 class Probability(NamedTuple):
