@@ -220,3 +220,10 @@ def test_the_figure_does_not_take_features_for_pixels() -> None:
     posterior = whence.laplace(net, (X, torch.arange(12) % 3), likelihood="classification", layers="last")
     ax = posterior.where(X).plot_weights("3")
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("column", "row")
+
+
+def test_the_figure_shows_pixels_of_a_layer_that_reads_them() -> None:
+    net = made(lambda: nn.Sequential(nn.Flatten(), nn.Linear(60, 4), nn.ReLU(), nn.Linear(4, 3)))
+    posterior = whence.laplace(net, (X, torch.arange(12) % 3), likelihood="classification")
+    ax = posterior.where(X).plot_weights("1", of="weight")
+    assert {ax.get_xlabel(), ax.get_ylabel()} == {"unit", "input channel"}
