@@ -153,8 +153,8 @@ def laplace(
 
     Args:
         model: any trained ``nn.Module``. It is copied, and never changed.
-        data: the training data: a ``DataLoader``, a data set (of torch, or of Hugging Face), a re-iterable of batches, a
-            list of examples, or a pair of tensors.
+        data: the training data: a ``DataLoader``, a data set (of torch, or of Hugging Face), a re-iterable of batches,
+            a list of examples, or a pair of tensors.
         likelihood: ``"classification"``, ``"binary"``, ``"regression"`` (the noise is the root mean square of the
             training residuals), ``"heteroscedastic"``, ``"poisson"``, ``"gaussian:0.3"`` (noise 0.3), or a
             :class:`whence.Likelihood`.
