@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import inspect
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from whence.vocabulary import ADVICE, KEYWORDS, SENTENCES, VALUES
 
 
 class WhenceError(Exception):
@@ -105,37 +109,51 @@ def _inside(module: str) -> bool:
     return module.split(".")[0] == "whence" or module in ("torch.utils._contextlib", "contextlib")
 
 
-# What others call the same thing
-OTHER_NAMES = {
-    "kfac": "kron", "k_fac": "kron", "kronecker": "kron", "diagonal": "diag", "low_rank": "lowrank",
-    "blockdiag": "block", "block_diag": "block", "block_diagonal": "block", "dense": "full",
-    "gauss_newton": "ggn", "generalized_gauss_newton": "ggn", "fisher": "mc", "mc_fisher": "mc", "sampled_fisher": "mc",
-    "ef": "empirical", "empirical_fisher": "empirical", "exact": "ggn",
-    "multiclass": "classification", "categorical": "classification", "softmax": "classification",
-    "cross_entropy": "classification", "multilabel": "binary", "multi_label": "binary", "bernoulli": "binary",
-    "sigmoid": "binary", "logistic": "binary", "bce": "binary", "gaussian": "regression", "normal": "regression",
-    "mse": "regression", "glm": "linearised", "linearized": "linearised", "nn": "sampled", "monte_carlo": "mc",
-    "laplace_bridge": "bridge",
-}  # fmt: skip
-
-
 def one_of(value: str, allowed: Iterable[str], option: str) -> str:
     """Return ``value`` if it is allowed; otherwise raise, naming the nearest known value."""
     known = list(allowed)
     if value in known:
         return value
-    meant = OTHER_NAMES.get(str(value).lower().replace("-", "_"))
+    plain = str(value).strip().lower().replace("-", "_").replace(" ", "_")
+    meant = plain if plain in known else VALUES.get(plain)
     near = [meant] if meant in known else difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = f" {ADVICE[plain]}" if plain in ADVICE else f" Did you mean {near[0]!r}?" if near else ""
     raise BadOption(f"unknown {option} {value!r}.{hint} Known: {', '.join(map(repr, known))}.")
 
 
-def refuse_unknown(given: Mapping[str, Any], verb: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> None:
-    """Raise TypeError for options that a verb does not have, with what the option is called here."""
-    for name in given:
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-        hint = elsewhere.get(name) or (f"Did you mean {near[0]!r}?" if near else "")
-        raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}. {hint}".strip())
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """A verb whose unknown keywords are refused with what they are called here, and that asks for a likelihood."""
+    parameters = inspect.signature(function).parameters
+    known = [name for name in parameters if name != "self"]
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    needed = "likelihood" in parameters and parameters["likelihood"].default is inspect.Parameter.empty
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in parameters and not any_keyword:
+                _refuse_keyword(name, function.__name__, known)
+        if needed and "likelihood" not in kwargs:
+            raise TypeError(
+                f"{function.__name__}() needs likelihood='classification', 'binary' or 'regression', or a "
+                "whence.Likelihood such as whence.Gaussian(noise=0.1)."
+            )
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _refuse_keyword(name: str, verb: str, known: list[str]) -> None:
+    """Raise TypeError, as Python does, with what the keyword is called here or which one is near."""
+    meant = next((other for other in KEYWORDS.get(name, ()) if other in known), None)
+    here = SENTENCES.get(name) if meant or name not in KEYWORDS else None
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = here or (f"It is {meant}= here." if meant else f"Did you mean {near[0]!r}?" if near else "")
+    raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}. {hint}".strip())
 
 
 def whole_number(value: Any, option: str, least: int | None = 1, remedy: str = "") -> int:

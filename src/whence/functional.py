@@ -12,18 +12,17 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from whence.copies import clear_caches, copy_module, find_caches, unwrap
-from whence.engine.batches import Data, Inputs, as_inputs
-from whence.engine.contexts import fused_attention_off
+from whence.engine.batches import Data, Inputs, as_inputs, as_source, is_pair, map_tensors, size_of, tensors_in
+from whence.engine.contexts import ContiguousGradients, fused_attention_off, has_batch_norm
 from whence.errors import BadData, UnsupportedLayer
-from whence.labels import label_rule
+from whence.labels import argument_names, label_rule
 
 EXTRA = "_extra_state"  # torch's key in a state dict for ``get_extra_state``
 OBJECT = "_whence_returns_object"  # on the private copy of a module
+EXAMPLE = "_whence_example"  # the same; shapes of one training example
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Network:
     def snapshot(cls, model: nn.Module) -> Network:
         """Copy ``model``; the original is not changed, and no reference is kept."""
         if not isinstance(model, nn.Module):
-            raise BadData(f"the model must be a torch.nn.Module, not a {type(model).__name__}.")
+            raise BadData(_no_model(model))
         network = cls(copy_module(unwrap(model)).eval())
         if not network.params:
             raise BadData(f"the model ({type(model).__name__}) has no parameters.")
@@ -83,11 +82,61 @@ class Network:
 
     def read(self, data: Any, name: str = "data") -> Data:
         """Data for this network."""
-        return Data(data, self.device, self.dtype, name, label_rule(self.module))
+        names = argument_names(self.module)
+        return Data(data, self.device, self.dtype, name, label_rule(self.module), names, self.remember)
 
     def pieces(self, x: Any, batch_size: int) -> Iterator[Inputs]:
         """The inputs of ``predict`` in pieces for this network."""
-        return as_inputs(x, self.device, self.dtype, batch_size, label_rule(self.module))
+        rule = label_rule(self.module)
+        return as_inputs(self.only_inputs(x), self.device, self.dtype, batch_size, rule, check=self.check_inputs)
+
+    def only_inputs(self, x: Any) -> Any:
+        """Inputs or a loader; of an (inputs, targets) pair the inputs, where the network takes one tensor."""
+        if isinstance(x, tuple) and len(x) == 2 and len(self.example_shapes or ()) == 1:
+            pair = as_source(x)
+            if is_pair(pair) and isinstance(pair[0], Tensor):
+                return pair[0]
+        return as_source(x, pairs=False, takes=argument_names(self.module))
+
+    @property
+    def example_shapes(self) -> list[tuple[int, ...]] | None:
+        """Shapes of the inputs of one training example, where data have been read."""
+        return self.module.__dict__.get(EXAMPLE)
+
+    def remember(self, inputs: Inputs) -> None:
+        """Remember the shapes of one example of the first data that are read; check others against them."""
+        if self.example_shapes is not None:
+            self.check_inputs(inputs)
+        else:
+            self.module.__dict__[EXAMPLE] = [tuple(t.shape[1:]) for t in tensors_in(inputs) if t.dim()]
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Refuse one example without its batch dimension, where the shape of a training example is known."""
+        shapes = [tuple(t.shape) for t in tensors_in(inputs) if t.dim()]
+        known = self.example_shapes
+        if (
+            known is not None
+            and [len(s) for s in shapes] == [len(s) for s in known]
+            and any(shapes)
+            and not self._is_batch(inputs)
+        ):
+            given, one = (", ".join(str(list(s)) for s in some) for some in (shapes, known))
+            raise BadData(
+                f"the inputs have shape {given} without a batch dimension: one example of the training data has shape "
+                f"{one}. Pass x.unsqueeze(0) (or x[None]) for one example."
+            )
+
+    def _is_batch(self, inputs: Inputs) -> bool:
+        """Whether inputs with as many dimensions as one example are a batch all the same, by what comes out."""
+        shapes: list[tuple[int, ...] | None] = []
+        for some in (inputs, map_tensors(lambda t: t[None] if t.dim() else t, inputs)):
+            try:
+                with torch.no_grad():
+                    shapes.append(tuple(self(some).shape))
+            except Exception:
+                shapes.append(None)
+        found, one = shapes
+        return found is not None and found[0] == size_of(inputs) and (one is None or found[1:] == one[1:])
 
     def overwrite(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters to other values; the hash does not change."""
@@ -145,9 +194,10 @@ class Network:
                 output = self.module(*args, **kwargs)
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
+            pair = " If this is (inputs, targets), pass the inputs alone." if len(args) == 2 else ""
             raise BadData(
                 f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is "
-                "unpacked, a mapping becomes keywords."
+                f"unpacked, a mapping becomes keywords.{pair}"
             ) from error
         self.returns_object = not isinstance(output, Tensor)
         return output_tensor(output)
@@ -187,36 +237,22 @@ class Network:
         find_caches(self.module, lambda: self(inputs))
 
 
+def source_for(module: nn.Module, data: Any) -> Any:
+    """Data for a network as a pair or a loader, see :func:`as_source`."""
+    return as_source(data, takes=argument_names(module))
+
+
+def _no_model(given: Any) -> str:
+    kind = type(given).__name__
+    if hasattr(given, "networks") and hasattr(given, "predict"):
+        return f"the model is a {kind}, which is a posterior already. Pass the trained torch.nn.Module."
+    swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
+    order = " The model comes first, then the data." if swapped else ""
+    return f"the model must be a torch.nn.Module, not a {kind}.{order}"
+
+
 def _is(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
-
-
-class ContiguousGradients(TorchFunctionMode):
-    """Batch normalisation gets contiguous gradients.
-
-    On a CPU torch's kernel for evaluation mode assumes that those of a single example are contiguous.
-    (Under functional transforms it does not.)
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        alone = func in BATCH_NORM and out.requires_grad and len(out) == 1
-        if alone and not torch._C._functorch.is_functorch_wrapped_tensor(out):
-            out.register_hook(torch.Tensor.contiguous)
-        return out
-
-
-BATCH_NORM = {F.batch_norm, torch.batch_norm}
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a module has batch normalisation with running statistics."""
-    if module not in _known_norms:
-        _known_norms[module] = any(name.rpartition(".")[2] == "running_var" for name, _ in module.named_buffers())
-    return _known_norms[module]
-
-
-_known_norms: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def call_with(

@@ -6,6 +6,7 @@ while whence computes the loss from the logits.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,16 @@ def label_rule(module: nn.Module) -> Rule | None:
     if any(getattr(model, "loss_type", None) == "ForCausalLM" or _named(model) for model in inner):
         return _Shifted()
     return None
+
+
+def argument_names(module: nn.Module) -> list[str] | None:
+    """The names of the arguments of a network; None if it takes any."""
+    try:
+        parameters = inspect.signature(_models(module)[-1].forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return named or None
 
 
 def _models(module: nn.Module) -> list[Any]:

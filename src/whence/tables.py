@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from html import escape
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from whence.errors import need, one_of
 
 PRINTED = 40  # rows
+SHORT = 12  # rows of a repr, and in a notebook
 
 
 class Table(Mapping[str, Any]):
@@ -63,12 +65,65 @@ class Table(Mapping[str, Any]):
         """A ``pandas.DataFrame`` with the same columns."""
         return need("pandas", "pandas").DataFrame(self.to_dict())
 
-    def __str__(self) -> str:
-        printed = [[number(v) for v in row.values()] for row, _ in zip(self.rows(), range(PRINTED), strict=False)]
-        more = f"\n… {len(self) - PRINTED:,} more rows" if len(self) > PRINTED else ""
-        return text(list(self.columns), printed) + more + (f"\n{self.note}" if self.note else "")
+    def cells(self, most: int) -> list[list[str]]:
+        """The first rows as text, without reading the others."""
+        few = {name: values[:most] for name, values in self.columns.items()}
+        return [[number(v) for v in row.values()] for row in Table(few).rows()]
 
-    __repr__ = __str__
+    def _text(self, most: int) -> str:
+        more = f"\n… {len(self) - most:,} more rows" if len(self) > most else ""
+        return text(list(self.columns), self.cells(most)) + more + (f"\n{self.note}" if self.note else "")
+
+    def __str__(self) -> str:
+        return self._text(PRINTED)
+
+    def __repr__(self) -> str:
+        return self._text(SHORT)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+def html(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    note: str = "",
+    left: int = 1,
+    more: int = 0,
+    bold: Callable[[int, int], bool] = lambda row, column: False,
+) -> str:
+    """A small table for notebooks. It has no colours of its own, so that it is readable in light and dark ones.
+
+    The first ``left`` columns are aligned left, the others right; ``more`` rows are not shown; ``bold`` says which
+    cells are.
+    """
+
+    def cell(tag: str, value: str, column: int, heavy: bool = False) -> str:
+        side = "left" if column < left else "right"
+        inner = f"<b>{escape(value)}</b>" if heavy else escape(value)
+        return f'<{tag} style="text-align:{side};padding:0.1em 0.6em">{inner}</{tag}>'
+
+    body = "".join(
+        f"<tr>{''.join(cell('td', value, c, bold(r, c)) for c, value in enumerate(row))}</tr>"
+        for r, row in enumerate(rows)
+    )
+    names = "".join(cell("th", name, c) for c, name in enumerate(head))
+    table = f"<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    rest = f"… {more:,} more row{'s' * (more > 1)}" if more > 0 else ""
+    parts = (paragraph(title), table, paragraph(rest), paragraph(note))
+    return f"<div>{''.join(parts)}</div>"
+
+
+def html_of(table: Table, title: str = "", left: int = 1) -> str:
+    """The first rows of a table for notebooks."""
+    cells = table.cells(SHORT)
+    return html(list(table), cells, title, table.note, left, more=len(table) - SHORT)
+
+
+def paragraph(words: str) -> str:
+    """Words as HTML, line by line; nothing where there are none."""
+    return f"<p>{escape(words).replace(chr(10), '<br>')}</p>" if words else ""
 
 
 def number(value: Any) -> str:

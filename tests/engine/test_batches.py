@@ -100,5 +100,4 @@ def test_mappings_with_labels_and_objects_with_logits() -> None:
         posterior.as_module()
     alone = whence.laplace(HuggingFaceLike(), (x, y), likelihood="classification")
     assert alone.as_module(3)(x).mean.shape == (24, 2)
-    with pytest.raises(whence.errors.BadData, match="2 positional arguments"):
-        posterior.predict((x, y))
+    assert_close(posterior.predict((x, y)).probs, posterior.predict(batch).probs)

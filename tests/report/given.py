@@ -7,7 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
+from torch import nn
 
+from whence.functional import Network
 from whence.tables import Table
 from whence.where.where import LayerRow, Where
 
@@ -52,12 +54,20 @@ def layer(name: str, share: float | None = 0.9, prior: float | None = 0.8, expla
     return replace(fixed, variance_share=share, prior_share=prior, explained=explained)
 
 
+class Flat(nn.Linear):
+    """Reads images entry by entry."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1))
+
+
 def given(*rows: LayerRow, inputs=None, precisions=(3.0, 3.0)) -> Given:
     rows = rows or (layer("conv"), layer("fc", 0.7, 0.1, -0.2))
     blocks = [SimpleNamespace(name=row.name) for row in rows]
     by_name = {b.name: d for b, d in zip(blocks, precisions, strict=False)}
     prior = SimpleNamespace(of=lambda blocks: SimpleNamespace(delta=by_name[blocks[0].name]))
-    posterior = SimpleNamespace(prior=prior, blocks=blocks)
+    network = Network(Flat(12, 5) if len(rows) == 1 else nn.Sequential(nn.Conv2d(2, 3, 2), Flat(12, 5)))
+    posterior = SimpleNamespace(prior=prior, blocks=blocks, snapshots=(network,))
     posterior.as_laplace = lambda what: posterior
     return Given(list(rows), posterior, inputs)
 

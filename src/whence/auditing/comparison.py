@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from whence.auditing.comparison_layers import MethodLayers, agreement, comparison_words, layers_of, side_by_side
 from whence.auditing.context import Context
 from whence.auditing.data import Examples, plain_prediction, read_examples, try_out
-from whence.auditing.quality import rejection_curve, reliability_bins, scores_of, sorted_values
+from whence.auditing.quality import (
+    WIDTH,
+    Scores,
+    rejection_curve,
+    reliability_bins,
+    scores_of,
+    sorted_values,
+    undercovering,
+)
 from whence.auditing.results import Comparison
 from whence.auditing.run import OnStep, Peak, Progress, now, progress_over
 from whence.auditing.tasks import Task, task_of
@@ -21,8 +29,9 @@ from whence.engine.batches import tensors_in
 from whence.engine.files import digest
 from whence.engine.randomness import resolve_seed
 from whence.engine.ranks import Ranks, on_all_ranks
-from whence.errors import BadData, BadOption, NotDefined, WhenceError
+from whence.errors import BadData, BadOption, NotDefined, WhenceError, explains_keywords
 from whence.functional import Network
+from whence.metrics import Estimate as Measured
 from whence.metrics.distance import total_variation, wasserstein
 from whence.posteriors.base import Posterior, require_posterior
 from whence.posteriors.laplace.on_ranks import refuse_part
@@ -36,6 +45,7 @@ PROFILED = 500  # inputs behind the layers
 Measure = Callable[[Any, Any], Any]
 
 
+@explains_keywords
 @on_all_ranks
 def compare(
     posteriors: Mapping[str, Posterior],
@@ -78,7 +88,9 @@ def compare(
     steps = ["data", *posteriors, "scores", "layers"]
     with progress_over(steps, progress and ranks.rank == 0, on_step) as log:
         with log.step("data"):
-            inside, outside = read_examples(test, "test", examples), read_examples(ood, "ood", examples, targets=False)
+            one = next(iter(posteriors.values()))
+            inside = read_examples(test, "test", examples, of=one)
+            outside = read_examples(ood, "ood", examples, targets=False, of=one)
             if inside is None or inside.targets is None:
                 raise BadData("test must be a pair (inputs, targets) or a loader of such batches; it has no targets.")
             network = _plain_network(posteriors, plain)
@@ -257,14 +269,17 @@ def _scores(task: Task, methods: Sequence[Predicted], targets: Tensor, seed: int
     """The fields of the record with metrics, reliability, distributions of uncertainty, and rejection curves."""
     inside, outside = [m.inside for m in methods], [m.outside for m in methods]
     places = range(len(methods))
+    every = list(scores_of(task, inside, targets, outside, seed))
+    narrow = undercovering(every)
     metrics = tuple(
         record.MetricOfMethods(
             **vars(scores.metric),
             values=tuple(map(Estimate.of, scores.values)),
-            best=scores.not_worse(seed),
+            best=scores.not_worse(seed, narrow if scores.metric.name == WIDTH else ()),
             difference=tuple(scores.difference(place, seed) for place in places),
+            note=_too_narrow(scores, methods, narrow) if scores.metric.name == WIDTH and narrow else None,
         )
-        for scores in scores_of(task, inside, targets, outside, seed)
+        for scores in every
     )
     uncertainty = record.UncertaintyOfMethods(
         task.measure,
@@ -278,6 +293,18 @@ def _scores(task: Task, methods: Sequence[Predicted], targets: Tensor, seed: int
         "uncertainty": uncertainty,
         "rejection": tuple(rejection_curve(task, one, targets) for one in inside) if task.has_labels else None,
     }
+
+
+def _too_narrow(width: Scores, methods: Sequence[Predicted], narrow: Mapping[int, Measured]) -> str:
+    """Why methods are not marked for the width of their intervals."""
+    each = ", ".join(
+        f"{methods[i].name} {found:.1%} ({found.low:.1%} to {found.high:.1%}; n = {found.count:,.0f})"
+        for i, found in narrow.items()
+    )
+    return (
+        f"{width.metric.label}: a method is not marked where its intervals cover significantly less than 95% of the "
+        f"true values, since they are narrow at the cost of coverage: {each}."
+    )
 
 
 def _layers(

@@ -14,6 +14,7 @@ from whence.engine.batches import (
     as_source,
     as_targets,
     check_finite,
+    check_lengths,
     concatenate,
     from_numpy,
     inputs_of,
@@ -26,9 +27,11 @@ from whence.engine.batches import (
     to_device,
 )
 from whence.errors import BadData
-from whence.functional import Network
+from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood
+from whence.posteriors.base import is_posterior
 from whence.predictive.links import predict_draws
+from whence.recording.independence import remedy
 from whence.report.record.common import SetSize
 
 
@@ -84,15 +87,18 @@ def spaced(total: int, count: int) -> Tensor:
     return torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
 
 
-def read_examples(data: Any, name: str, most: int, targets: bool = True) -> Examples | None:
-    """Read at most ``most`` examples. Bare inputs are accepted too; ``targets=False`` ignores targets."""
+def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any = None) -> Examples | None:
+    """Read at most ``most`` examples. Bare inputs are accepted too; ``targets=False`` ignores targets.
+
+    ``of``: the network or posterior that they are for, which says what columns of a data set it takes.
+    """
     if data is None:
         return None
-    data = as_source(data)
+    module = of if isinstance(of, nn.Module) else of.networks()[0] if is_posterior(of) else None
+    data = as_source(data) if module is None else source_for(module, data)
     if is_pair(data):
         inputs, given = data
-        if size_of(inputs) != len(given):
-            raise BadData(f"{name}: {size_of(inputs)} inputs but {len(given)} targets.")
+        check_lengths(inputs, given, name)
         return _whole(name, inputs, given if targets else None, most)
     if isinstance(data, Mapping) and any(key in data for key in ("labels", "label", "targets", "target")):
         inputs, given = split_batch(data, 0)
@@ -185,7 +191,9 @@ def try_out(network: Network, inputs: Inputs, name: str, trained_on: str = "") -
         expected = f"the training inputs are {trained_on}" if trained_on else _first_layer(network.module)
         expected = f" ({expected})" if expected else ""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadData(f"{name}: the network fails on inputs of shape {came}{expected}: {reason}") from error
+        raise BadData(
+            f"{name}: the network fails on inputs of shape {came}{expected}: {reason}{remedy(network, inputs)}"
+        ) from error
 
 
 def _first_layer(module: nn.Module) -> str:

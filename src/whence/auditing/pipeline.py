@@ -31,7 +31,7 @@ from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadOption, Notice, WhenceError, one_of
+from whence.errors import BadOption, Notice, WhenceError, explains_keywords, one_of
 from whence.likelihoods import Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
 from whence.posteriors.base import Posterior, is_posterior
@@ -64,6 +64,7 @@ IF_GIVEN = ("comparison", "groups")  # sections that are left out without a word
 NEED_SHARES = {"layers", "profile", "sensitivity", "inputs", "novelty", "answers"}
 
 
+@explains_keywords
 def audit(
     model: Any,
     train: Any = None,
@@ -143,9 +144,9 @@ def audit(
     with progress_over(steps, progress, on_step, on_left) as log:
         with log.step("data"):
             sets: Sets = {
-                "test": read_examples(test, "test", examples),
-                "validation": read_examples(validation, "validation", examples),
-                "ood": read_examples(ood, "ood", examples, targets=False),
+                "test": read_examples(test, "test", examples, of=model),
+                "validation": read_examples(validation, "validation", examples, of=model),
+                "ood": read_examples(ood, "ood", examples, targets=False, of=model),
             }
             given_groups = read_groups(groups, sets["test"], features, test)
         bars = progress and on_step is None

@@ -6,7 +6,7 @@ Index legend: S draws, N inputs, K outputs, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ POINTS = 200  # of a curve
 CURVE = 100  # points of error against coverage
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
 TINY = torch.finfo(torch.float32).tiny
+COVERAGE, WIDTH, LEVEL = "coverage", "width", 0.95
 
 METRICS = [
     MetricName(*row)  # type: ignore[arg-type]
@@ -87,13 +88,15 @@ class Scores:
         first, other = self.losses[base], self.losses[place]
         return None if first is None or other is None else Estimate.of(paired(other - first, seed))
 
-    def not_worse(self, seed: int) -> tuple[bool, ...]:
-        """Whether each prediction is the best, or not significantly worse than the best.
+    def not_worse(self, seed: int, without: Collection[int] = ()) -> tuple[bool, ...]:
+        """Whether each prediction is the best, or not significantly worse than the best; those ``without`` are not.
 
         Decided by the interval of the paired difference for metrics that are means over inputs, otherwise by whether
         the value is in the interval of the best.
         """
-        known = {i: value for i, value in enumerate(self.values) if value is not None}
+        known = {i: value for i, value in enumerate(self.values) if value is not None and i not in without}
+        if not known:
+            return (False,) * len(self.values)
         best = min(known, key=lambda i: self._cost(float(known[i])))
         found = []
         for i in range(len(self.values)):
@@ -109,7 +112,13 @@ class Scores:
 
     def _cost(self, value: float) -> float:
         better = self.metric.better
-        return {"lower": value, "higher": -value}[better] if better != "0.95" else abs(value - 0.95)
+        return {"lower": value, "higher": -value}[better] if better != "0.95" else abs(value - LEVEL)
+
+
+def undercovering(scores: Sequence[Scores]) -> dict[int, Measured]:
+    """Predictions whose 95% intervals cover too little: the interval of their coverage is below 95%."""
+    values = next((one.values for one in scores if one.metric.name == COVERAGE), [])
+    return {i: value for i, value in enumerate(values) if value is not None and value.high < LEVEL}
 
 
 def scores_of(

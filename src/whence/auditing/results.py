@@ -16,7 +16,7 @@ from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import to_json
 from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
 from whence.report.record.verdict import VerdictRules
-from whence.tables import text
+from whence.tables import html, text
 
 
 def schema(of: Literal["audit", "comparison"] = "audit") -> dict[str, Any]:
@@ -86,8 +86,11 @@ class Audit(_Shown):
         """The same audit, judged by other rules; without any, by those of this version of whence."""
         return replace(self, results=judged(self.results, rules or VerdictRules()))
 
-    def _repr_markdown_(self) -> str:
-        return f"**{self.results.title}** — {self.verdict}"
+    def _repr_html_(self) -> str:
+        rows = [[point.label, point.words] for point in self.results.verdict.points]
+        stopped = f"Stopped during {self.results.run.interrupted}." if self.interrupted else ""
+        note = " ".join(filter(None, (stopped, "Write the whole report by .html('report.html').")))
+        return html(["", "Verdict"], rows, f"{self.results.title}\n{self.verdict}", note, left=2)
 
     def __str__(self) -> str:
         points = "\n".join(f"  {point.label}: {point.words}" for point in self.results.verdict.points)
@@ -156,7 +159,8 @@ class Comparison(_Shown):
         """Rank agreement between the shares of methods."""
         return figures.compare_agreement(self)
 
-    def __str__(self) -> str:
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Names of the columns, and a row for each method; an asterisk after the best values."""
         rows = []
         for place, method in enumerate(self.results.methods):
             cells = [
@@ -164,7 +168,23 @@ class Comparison(_Shown):
                 for metric in self.results.metrics
             ]
             rows.append([method.name, *cells, f"{method.seconds:.2g} s"])
-        table = text(["method", *(metric.label for metric in self.results.metrics), "time"], rows)
-        return "\n".join([self.results.title, table, *self.results.words])
+        return ["method", *(metric.label for metric in self.results.metrics), "time"], rows
+
+    def __str__(self) -> str:
+        return "\n".join([self.results.title, text(*self._table()), *self._notes(), *self.results.words])
+
+    def _notes(self) -> list[str]:
+        """Why methods are not marked as best."""
+        return [metric.note for metric in self.results.metrics if metric.note]
+
+    def _repr_html_(self) -> str:
+        head, rows = self._table()
+        return html(
+            head,
+            [[cell.removesuffix(" *") for cell in row] for row in rows],
+            self.results.title,
+            "\n".join(["Bold: best, or not significantly worse.", *self._notes(), *self.results.words]),
+            bold=lambda r, c: rows[r][c].endswith(" *"),
+        )
 
     __repr__ = __str__

@@ -6,21 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from whence.auditing.context import Context
+from whence.auditing.pruning_words import most_frequent, pruning_words
 from whence.errors import NotDefined
-from whence.extras.pruning.curve import PruneRow, prune_curve
+from whence.extras.pruning.curve import prune_curve
 from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
 from whence.where.answers import answers_given
 from whence.where.where import LayerRow
 
 COLUMNS = [one.name for one in fields(Layer) if one.name not in ("structure", "test", "ood")]
-CRITERIA = {
-    "snr": "signal to noise",
-    "identified": "how well they are identified",
-    "saliency": "saliency",
-    "magnitude": "size",
-    "random": "chance",
-}
-LOST = 0.01  # loss of accuracy, or relative increase of the error
 
 
 def layers(context: Context) -> tuple[Layer, ...]:
@@ -59,36 +52,9 @@ def pruning(context: Context) -> Pruning:
     """Performance as weights are pruned, by criterion."""
     context.need_targets("test")
     posterior = context.posterior.as_weights("pruning")
+    chance = most_frequent(context.profiled["test"].targets) if context.task.has_labels else None
     rows = prune_curve(posterior, context.profiled["test"].pair, seed=context.seed, progress=False).rows
-    return Pruning(tuple(PrunedNetwork(**asdict(row)) for row in rows), (_pruning_words(rows),))
-
-
-def _pruning_words(rows: list[PruneRow]) -> str:
-    """How much each criterion can prune before performance drops."""
-    whole = rows[0]
-
-    def acceptable(row: PruneRow) -> bool:
-        if row.accuracy is not None and whole.accuracy is not None:
-            return row.accuracy >= whole.accuracy - LOST
-        if row.rmse is not None and whole.rmse is not None:
-            return row.rmse <= whole.rmse * (1 + LOST)
-        return row.nll <= whole.nll + LOST
-
-    reached = {}
-    for by in dict.fromkeys(row.by for row in rows):
-        reached[by] = 0.0
-        for row in (row for row in rows if row.by == by):
-            if not acceptable(row):
-                break
-            reached[by] = 1 - row.parameters / whole.parameters
-    best = max(reached, key=reached.__getitem__)
-    loss = "the log loss grows by more than 0.01 nats"
-    if whole.accuracy is not None:
-        loss = "more than a point of accuracy is lost"
-    elif whole.rmse is not None:
-        loss = "the error grows by more than 1%"
-    random = f"; at random, {reached['random']:.0%}." if "random" in reached and best != "random" else "."
-    return f"Ranked by {CRITERIA[best]}, {reached[best]:.0%} of all weights can be pruned before {loss}{random}"
+    return Pruning(tuple(PrunedNetwork(**asdict(row)) for row in rows), (pruning_words(rows, chance),))
 
 
 def answers(context: Context) -> tuple[Answer, ...]:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from whence.auditing.context import Context
-from whence.engine.batches import Inputs
 from whence.posteriors.laplace.posterior import Laplace
 from whence.recording.blocks import Block
 from whence.recording.units import UnitKind, Units, units_of
 from whence.report.record.common import Grid
 from whence.report.record.sections import Tile, WeightMap
+from whence.where.pixels import channels_first, input_shape
 from whence.where.weights import identified_of
 from whence.where.where import Where
 
@@ -32,39 +32,58 @@ def weight_maps(context: Context) -> tuple[WeightMap, ...]:
     """One for each layer: weights, standard deviations and identified fractions at their positions."""
     where = context.where("test")
     posterior = context.profile_posterior.as_laplace("a weight map")
-    return tuple(_map(where, posterior, block, first=i == 0) for i, block in enumerate(posterior.blocks[:LAYERS]))
+    return tuple(_map(where, posterior, block) for block in posterior.blocks[:LAYERS])
 
 
-def _map(where: Where, posterior: Laplace, block: Block, first: bool) -> WeightMap:
+def _map(where: Where, posterior: Laplace, block: Block) -> WeightMap:
     flat = {
         "weight": block.gather(posterior.network.params).detach().double().cpu(),
         "std": where.variances[block.name].sqrt(),
         "identified": identified_of(posterior, block),
     }
     largest = max(block.params, key=lambda p: p.numel)
-    values = {kind: block.scatter(vector)[largest.name] for kind, vector in flat.items()}
+    values = {kind: outputs_first(block.scatter(vector)[largest.name], block) for kind, vector in flat.items()}
     units = units_of(posterior.network, block)
     kind: Literal["pixels", "filters", "matrix"]
-    image = _image_shape(where.inputs, largest.shape) if first and units.kind is not UnitKind.HEAD else None
-    if len(largest.shape) > 2 and math.prod(largest.shape[2:]) > 1:
-        inputs_first = block.form is not None and block.form.inputs_first
-        kind, (tiles, note) = "filters", _filters(values, units, _by_share(where, block), inputs_first)
-    elif image is not None:
-        shaped = {key: value.reshape(len(value), *image) for key, value in values.items()}
-        kind, (tiles, note) = "pixels", _tiles(shaped, units, _by_share(where, block))
+    shape = values["weight"].shape
+    magnitudes = False
+    if block.form is not None and len(shape) > 2 and math.prod(shape[2:]) > 1:
+        kind, (tiles, note) = "filters", _filters(values, units, _by_share(where, block), block.form.pairs)
+    elif (image := _image(where, posterior, block, largest.name, units)) is not None:
+        kind, (tiles, note) = "pixels", _pixels(values, image, units, _by_share(where, block))
     else:
-        flat = {key: value.reshape(len(value), -1) if value.dim() > 1 else value[None] for key, value in values.items()}
-        kind, (tiles, note) = "matrix", _matrix(flat)
+        kind, (tiles, note, magnitudes) = "matrix", _matrix(values, block)
     height, width = len(tiles[0].weight), len(tiles[0].weight[0])
-    return WeightMap(block.name, largest.name, kind, height, width, note, tuple(tiles))
+    return WeightMap(block.name, largest.name, kind, height, width, note, tuple(tiles), magnitudes or None)
 
 
-def _image_shape(inputs: Inputs, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Height (channels one above the other) and width, if a row of the matrix reads an image."""
-    seen = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-    if len(shape) != 2 or len(seen) not in (2, 3) or math.prod(seen) != shape[1]:
+def outputs_first(value: Tensor, block: Block) -> Tensor:
+    """A parameter as [O, D, …]: one that is stored by inputs [E · D, O / E, …] turned, group by group."""
+    form = block.form
+    if form is None or not form.inputs_first or value.dim() < 2:
+        return value
+    return value.unflatten(0, (form.pairs, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _image(where: Where, posterior: Laplace, block: Block, parameter: str, units: Units) -> tuple[int, ...] | None:
+    """The shape of an input where each row of the matrix reads its entries; None otherwise."""
+    if block.form is None or block.form.inputs_first or units.kind is UnitKind.HEAD:
         return None
-    return math.prod(seen[:-1]), seen[-1]
+    return input_shape(posterior.network, parameter, where.inputs)
+
+
+def _pixels(values: Values, image: tuple[int, ...], units: Units, order: list[int]) -> tuple[list[Tile], str]:
+    """Each row in the shape of an input; channels one above the other, with a line between them."""
+    pictures, channels = {}, 1
+    for kind, value in values.items():
+        shaped = channels_first(value, image)  # [O, C, h, w]
+        channels = shaped.shape[1]
+        line = torch.full((*shaped.shape[:2], 1, shaped.shape[3]), math.nan, dtype=shaped.dtype)
+        pictures[kind] = torch.cat([shaped, line], 2).flatten(1, 2)[:, :-1]  # [O, C · (h + 1) − 1, w]
+    tiles, note = _tiles(pictures, units, order)
+    size = " × ".join(map(str, image))
+    note += f"; in the shape of an input, {size}" + ", channels one above the other" * (channels > 1)
+    return tiles, note
 
 
 def _by_share(where: Where, block: Block) -> list[int]:
@@ -73,21 +92,23 @@ def _by_share(where: Where, block: Block) -> list[int]:
     return [int(u) for u in share.argsort(descending=True, stable=True)]
 
 
-def _filters(values: Values, units: Units, order: list[int], inputs_first: bool) -> tuple[list[Tile], str]:
+def _filters(values: Values, units: Units, order: list[int], groups: int) -> tuple[list[Tile], str]:
     """Channels of a filter side by side."""
-    pictures, channels = {}, 0
+    pictures, channels, kernel = {}, 0, values["weight"].shape[2:]
     for kind, value in values.items():
-        value = value.transpose(0, 1) if inputs_first else value
         value = value.unsqueeze(2) if value.dim() == 3 else value.flatten(2, -2)  # [O, C, h, w]
         channels = value.shape[1]
         some = value[:, :CHANNELS]
         line = torch.full((*some.shape[:3], 1), math.nan, dtype=some.dtype)
         pictures[kind] = torch.cat([some, line], -1).transpose(1, 2).flatten(2)[..., :-1]  # [O, h, C · (w + 1) − 1]
-    tiles, note = _tiles(pictures, units, [u for u in order if u < len(pictures["weight"])])
+    tiles, note = _tiles(pictures, units, order)
+    note += f"; kernels of {' × '.join(map(str, kernel))}"
+    note += ", depth from top to bottom" * (len(kernel) == 3)
+    group = " of its group" * (groups > 1)
     if channels > CHANNELS:
-        note += f"; the first {CHANNELS} of {channels} input channels, side by side"
+        note += f"; the first {CHANNELS} of {channels} input channels{group}, side by side"
     elif channels > 1:
-        note += "; input channels side by side"
+        note += f"; input channels{group} side by side"
     return tiles, note
 
 
@@ -102,13 +123,24 @@ def _tiles(values: Values, units: Units, order: list[int]) -> tuple[list[Tile], 
     return tiles, f"{len(chosen)} of {total} {units.kind}s, those with the largest shares of the variance of test data"
 
 
-def _matrix(values: Values) -> tuple[list[Tile], str]:
-    rows, columns = values["weight"].shape
-    note = ""
-    if rows > LARGEST[0] or columns > LARGEST[1]:
-        values = {**values, "weight": values["weight"].abs()}
-        note = f"{rows:,} × {columns:,} weights as means of neighbours; weights as means of their magnitudes"
-    return [Tile("all units", None, **{key: _grid(_reduced(value)) for key, value in values.items()})], note
+def _matrix(values: Values, block: Block) -> tuple[list[Tile], str, bool]:
+    """All weights; whether the values of the weights are magnitudes."""
+    flat = {key: _as_matrix(value) for key, value in values.items()}
+    rows, columns = flat["weight"].shape
+    note = "rows are outputs, columns inputs" if block.form is not None and values["weight"].dim() > 1 else ""
+    large = rows > LARGEST[0] or columns > LARGEST[1]
+    if large:
+        flat["weight"] = flat["weight"].abs()
+        means = f"{rows:,} × {columns:,} weights as means of neighbours; weights as means of their magnitudes"
+        note = f"{note}; {means}" if note else means
+    return [Tile("all units", None, **{key: _grid(_reduced(value)) for key, value in flat.items()})], note, large
+
+
+def _as_matrix(value: Tensor) -> Tensor:
+    """A vector as one row; leading dimensions of one element are dropped, those after the first two joined."""
+    while value.dim() > 2 and value.shape[0] == 1:
+        value = value[0]
+    return value.reshape(len(value), -1) if value.dim() > 1 else value.reshape(1, -1)
 
 
 def _reduced(matrix: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import typer
 
 import whence
 from whence.errors import BadOption, one_of
-from whence.likelihoods import BY_NAME, Likelihood
+from whence.likelihoods import BY_NAME, Likelihood, resolve
 from whence.report.record.verdict import VerdictRules
 
 DATA, FIT, OUTPUT, COMMON = "Data", "Posterior", "Output", "Common"
@@ -24,7 +24,7 @@ REFERENCES = (
     "network is a torch.nn.Module, or a class or function without required arguments that returns one. Data are a "
     "DataLoader, a Dataset, a pair of tensors, a list of (inputs, targets) batches, or a function that returns one."
 )
-LIKELIHOODS = (*BY_NAME, "gaussian:NOISE", "heteroscedastic", "poisson")
+LIKELIHOODS = (*BY_NAME, "gaussian:NOISE")
 
 
 def argument(metavar: str, words: str) -> Any:
@@ -99,21 +99,14 @@ class Criterion(StrEnum):
 
 
 def parse_likelihood(word: str | None) -> Likelihood | str | None:
-    """A likelihood by its name; ``gaussian:0.3`` has a noise of standard deviation 0.3."""
+    """A likelihood by its name, as in Python; ``gaussian:0.3`` has a noise of standard deviation 0.3."""
     if word is None:
         return None
-    name, colon, value = word.strip().partition(":")
-    if name == "gaussian":
-        noise = _positive(value)
-        if noise is None:
-            raise BadOption(
-                f"--likelihood: expected gaussian:NOISE with a number above 0, such as gaussian:0.3, but got {word!r}; "
-                "regression estimates the noise from the training data."
-            )
-        return whence.Gaussian(noise=noise)
-    if colon or name not in ("heteroscedastic", "poisson"):
-        return one_of(word.strip(), LIKELIHOODS, "likelihood")
-    return whence.HeteroscedasticGaussian() if name == "heteroscedastic" else whence.Poisson()
+    try:
+        found, estimated = resolve(word)
+    except BadOption as error:
+        raise BadOption(f"--likelihood: {error}") from error
+    return word.strip() if estimated or found.task_kind.has_labels else found
 
 
 def parse_prior(word: str | None) -> float | whence.Relative | None:

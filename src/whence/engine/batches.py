@@ -6,24 +6,28 @@ dimension of each of its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from whence.engine.checks import check_finite as check_finite
 from whence.engine.checks import tensors_in as tensors_in
+from whence.engine.sources import LABELS as LABELS
+from whence.engine.sources import as_source as as_source
+from whence.engine.sources import bare as bare
+from whence.engine.sources import from_numpy as from_numpy
+from whence.engine.sources import is_inputs as is_inputs
+from whence.engine.sources import is_pair as is_pair
 from whence.errors import BadData, EmptyData
 
 LabelRule = Callable[[Any, Any, bool], tuple[Any, Any]]  # see :mod:`whence.labels`
+Check = Callable[[Any], None]  # of the inputs of a batch, see ``Network.check_inputs``
 Inputs = Any  # Tensor | tuple[Tensor, ...] | Mapping[str, Any]; nested in any way
 
 PAIR_BATCH = 512  # batch size for a bare pair of tensors
-OF_A_DATASET = 128  # batch size for a data set without a loader
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,16 @@ def size_of(inputs: Inputs) -> int:
     return sizes.pop()
 
 
+def check_count(outputs: Tensor, size: int, who: str = "") -> Tensor:
+    """The outputs, if their first dimension counts the examples that went in."""
+    if outputs.dim() == 0 or len(outputs) != size:
+        raise BadData(
+            f"{size} examples went in, but the outputs{who} have shape {list(outputs.shape)}. The first dimension of "
+            "inputs and outputs must count examples; for one example pass x.unsqueeze(0)."
+        )
+    return outputs
+
+
 def take(inputs: Inputs, which: slice | Tensor) -> Inputs:
     """The examples ``which`` of the inputs."""
     return map_tensors(lambda t: t[which] if t.dim() > 0 else t, inputs)
@@ -94,39 +108,6 @@ def concatenate(parts: list[Inputs]) -> Inputs:
     return first
 
 
-def from_numpy(value: Any) -> Any:
-    """NumPy arrays as tensors, in a nest of tuples, lists and mappings."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    if isinstance(value, (tuple, list)) and any(isinstance(item, np.ndarray) for item in value):
-        return type(value)(from_numpy(item) for item in value)
-    if isinstance(value, Mapping) and any(isinstance(item, np.ndarray) for item in value.values()):
-        return {key: from_numpy(item) for key, item in value.items()}
-    return value
-
-
-def as_source(value: Any, pairs: bool = True) -> Any:
-    """Data as tensors or a loader: NumPy arrays as tensors, a map-style data set as a loader of batches.
-
-    ``pairs``: a data set of two tensors as a pair.
-    """
-    if pairs and isinstance(value, TensorDataset) and len(value.tensors) == 2:
-        return tuple(value.tensors)
-    if isinstance(value, Dataset) and not isinstance(value, IterableDataset):
-        return DataLoader(value, batch_size=OF_A_DATASET)
-    return from_numpy(value)
-
-
-def is_pair(data: Any) -> bool:
-    """Whether ``data`` is one (inputs, targets) pair rather than an iterable of batches."""
-    if not isinstance(data, (tuple, list)) or len(data) != 2 or not isinstance(data[1], Tensor):
-        return False
-    inputs = data[0]
-    return isinstance(inputs, (Tensor, Mapping)) or (
-        isinstance(inputs, (tuple, list)) and all(isinstance(t, Tensor) for t in inputs)
-    )
-
-
 def split_batch(batch: Any, index: int, rule: LabelRule | None = None) -> tuple[Inputs, Any]:
     """The (inputs, targets) of a loader's batch: a pair, or a mapping with ``labels`` as the network expects them."""
     inputs, targets, labels = _split(batch, index)
@@ -136,7 +117,7 @@ def split_batch(batch: Any, index: int, rule: LabelRule | None = None) -> tuple[
 def _split(batch: Any, index: int) -> tuple[Inputs, Any, bool]:
     """Inputs, targets, and whether the targets were the labels of a mapping."""
     if isinstance(batch, Mapping):
-        for key in ("labels", "label", "targets", "target"):
+        for key in LABELS:
             if key in batch:
                 return {k: v for k, v in batch.items() if k != key}, batch[key], True
         raise BadData(
@@ -146,7 +127,8 @@ def _split(batch: Any, index: int) -> tuple[Inputs, Any, bool]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1], False
     kind = f"{type(batch).__name__} of length {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
-    raise BadData(f"batch {index} is a {kind}. A batch is (inputs, targets), or a mapping with 'labels'.")
+    more = " Several inputs are a tuple: ((x1, x2), targets)." if isinstance(batch, (tuple, list)) else ""
+    raise BadData(f"batch {index} is a {kind}. A batch is (inputs, targets), or a mapping with 'labels'.{more}")
 
 
 def cut(inputs: Inputs, size: int) -> Iterator[Inputs]:
@@ -178,15 +160,18 @@ class Data:
         dtype: torch.dtype,
         name: str = "data",
         rule: LabelRule | None = None,
+        takes: Sequence[str] | None = None,
+        check: Check | None = None,
     ) -> None:
-        source = as_source(source)
+        source = as_source(source, takes=takes)
         self.source, self.device, self.dtype, self.name, self.rule = source, device, dtype, name, rule
+        self.check = check
         if is_pair(source):
-            inputs, targets = source
-            if size_of(inputs) != len(targets):
-                raise BadData(f"{name}: {size_of(inputs)} inputs but {len(targets)} targets.")
+            check_lengths(source[0], source[1], name)
         elif isinstance(source, Tensor):
             raise BadData(f"{name} is one tensor. Pass a pair (inputs, targets), or a loader of such batches.")
+        elif isinstance(source, str):
+            raise BadData(f"{name} is the text {source!r}. Pass a pair (inputs, targets), or a loader of such batches.")
         elif not isinstance(source, Iterable):
             raise BadData(f"{name} is a {type(source).__name__}, which is neither a loader nor a pair of tensors.")
         self.read = 0
@@ -259,8 +244,15 @@ class Data:
             size = size_of(inputs)
             if size == 0:
                 continue
+            if given.dim() == 0:
+                raise BadData(
+                    f"{self.name}: batch {index} is one example (its target is a single number). Examples must be "
+                    "along the first dimension: pass a DataLoader with a batch_size, or a list of all examples."
+                )
+            if self.check is not None:
+                self.check(inputs)
             counted: Any = None
-            if given.dim() and len(given) == size:  # otherwise the likelihood raises the error
+            if len(given) == size:  # otherwise the likelihood raises the error
                 counted = self.counts(given if given.device.type == "cpu" else targets)
             if counted is not None and counted.is_cuda:
                 counted = _Fetched(counted)
@@ -288,6 +280,14 @@ def _with_counts(batch: Batch) -> Batch:
     return replace(batch, counted=batch.counted.host)
 
 
+def check_lengths(inputs: Inputs, targets: Tensor, name: str) -> None:
+    """Refuse a pair whose inputs and targets do not have the same first dimension."""
+    if targets.dim() == 0:
+        raise BadData(f"{name} is one example; its first dimension must count examples: pass (x[None], y[None]).")
+    if size_of(inputs) != len(targets):
+        raise BadData(f"{name}: {size_of(inputs)} inputs but {len(targets)} targets.")
+
+
 def as_targets(targets: Any, name: str, index: int) -> Tensor:
     """Targets as a tensor."""
     try:
@@ -296,11 +296,6 @@ def as_targets(targets: Any, name: str, index: int) -> Tensor:
         raise BadData(
             f"{name}: the targets of batch {index} are a {type(targets).__name__}, not a tensor of numbers."
         ) from error
-
-
-def is_inputs(x: Any) -> bool:
-    """Whether ``x`` is a network's input, not a loader."""
-    return isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x))
 
 
 def joined(pieces: Iterable[Tensor], dim: int = 0) -> Tensor:
@@ -314,20 +309,29 @@ def joined(pieces: Iterable[Tensor], dim: int = 0) -> Tensor:
 
 
 def as_inputs(
-    x: Any, device: torch.device, dtype: torch.dtype, batch_size: int, rule: LabelRule | None = None
+    x: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch_size: int,
+    rule: LabelRule | None = None,
+    check: Check | None = None,
 ) -> Iterator[Inputs]:
-    """Batches of the argument of ``predict``: bare inputs, a (inputs, targets) pair's inputs, or a loader."""
+    """Batches of the argument of ``predict``: bare inputs, a loader, or a data set."""
     x = as_source(x, pairs=False)  # a pair would be a tuple of inputs here
     if is_inputs(x):
         pieces: Iterable[Inputs] = [inputs_of(x, rule) if isinstance(x, Mapping) else x]
     elif isinstance(x, Iterable):
-        pieces = (inputs_of(batch, rule) for batch in x)
+        pieces = (from_numpy(inputs_of(batch, rule)) for batch in x)
     else:
         raise BadData(f"cannot predict for a {type(x).__name__}; pass inputs or a loader.")
     index, seen = -1, 0
     for index, piece in enumerate(pieces):
+        if not any(True for _ in tensors_in(piece)):
+            raise BadData(f"the inputs are a {type(piece).__name__} without a tensor; pass torch.tensor(inputs).")
         piece = to_device(piece, device, dtype)
         check_finite(piece, "the inputs", index)
+        if check is not None:
+            check(piece)
         seen += size_of(piece)
         yield from cut(piece, batch_size)
     if seen == 0:
@@ -339,7 +343,7 @@ def inputs_of(batch: Any, rule: LabelRule | None = None) -> Inputs:
     if rule is not None and isinstance(batch, Mapping) and "labels" in batch:
         return split_batch(batch, 0, rule)[0]
     if isinstance(batch, Mapping):
-        return {k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")}
+        return {k: v for k, v in batch.items() if k not in LABELS}
     if isinstance(batch, (tuple, list)):
         return batch[0]
     return batch

@@ -7,6 +7,7 @@ Outputs are brought to the layout ``[N, M, C]``; the Hessian Λ is block-diagona
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,18 +22,22 @@ from whence.likelihoods.independent import (
     Poisson,
     poisson_quantile,
 )
+from whence.vocabulary import LOSSES
 
 __all__ = [
     "Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "LikelihoodName",
     "Poisson", "Task", "TaskKind", "from_spec", "poisson_quantile", "resolve", "standard",
 ]  # fmt: skip
 
-LikelihoodName = Literal["classification", "binary", "regression"]
+LikelihoodName = Literal["classification", "binary", "regression", "heteroscedastic", "poisson"]
 BY_NAME: dict[str, Callable[[], Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
     "regression": Gaussian,
+    "heteroscedastic": HeteroscedasticGaussian,
+    "poisson": Poisson,
 }
+GAUSSIAN = "gaussian"  # with its noise, "gaussian:0.3"
 BY_TASK: dict[TaskKind, type[Likelihood]] = {
     TaskKind.CLASSIFICATION: Categorical,
     TaskKind.BINARY: Bernoulli,
@@ -50,9 +55,27 @@ def resolve(likelihood: Likelihood | str) -> tuple[Likelihood, bool]:
     if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
         raise BadOption(f"likelihood is the class {likelihood.__name__}; pass an instance: {likelihood.__name__}(...).")
     if not isinstance(likelihood, str):
-        raise BadOption(f"likelihood must be a whence.Likelihood or a name, not a {type(likelihood).__name__}.")
-    name = one_of(likelihood, BY_NAME, "likelihood")
-    return BY_NAME[name](), name == "regression"
+        kind = getattr(likelihood, "__name__", type(likelihood).__name__)
+        hint = f" For {kind} pass {LOSSES[kind]!r}." if kind in LOSSES else ""
+        raise BadOption(f"likelihood must be a whence.Likelihood or a name, not {kind}.{hint}")
+    name, colon, noise = likelihood.strip().partition(":")
+    if name == GAUSSIAN and colon:
+        return Gaussian(noise=_noise(noise, likelihood)), False
+    name = one_of(likelihood.strip(), BY_NAME, "likelihood")
+    return BY_NAME[name](), BY_NAME[name] is Gaussian
+
+
+def _noise(word: str, given: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise BadOption(
+            f"likelihood {given!r}: expected gaussian:NOISE with a standard deviation above 0, such as gaussian:0.3; "
+            "'regression' estimates the noise from the training data."
+        )
+    return value
 
 
 def standard(likelihood: Likelihood) -> Likelihood | None:

@@ -163,8 +163,10 @@ def match_shape(outputs: Tensor, targets: Tensor, kind: str, index: int) -> Tens
     elif targets.shape[:-1] == outputs.shape and targets.shape[-1] == 1:
         matched = targets.squeeze(-1)
     else:
+        labels = not targets.is_floating_point() and targets.shape == outputs.shape[:1] and outputs.dim() == 2
+        hint = " Whole numbers for several outputs are class labels: use likelihood='classification'." if labels else ""
         raise BadData(
             f"batch {index}: {kind} targets of shape {list(targets.shape)} do not fit outputs of shape "
-            f"{list(outputs.shape)}; they must have the same shape."
+            f"{list(outputs.shape)}; they must have the same shape.{hint}"
         )
     return matched.to(outputs.dtype)

@@ -30,6 +30,11 @@ class Categorical(Likelihood):
     def spec(self) -> dict[str, Any]:
         return {"name": "Categorical", "ignore_index": self.ignore_index, "class_dim": self.class_dim}
 
+    def __repr__(self) -> str:
+        plain = {"ignore_index": -100, "class_dim": 1}
+        given = {k: v for k, v in self.spec().items() if k in plain and v != plain[k]}
+        return f"Categorical({', '.join(f'{k}={v}' for k, v in given.items())})"
+
     def flatten(self, outputs: Tensor) -> Tensor:
         if outputs.dim() < 2:
             raise BadData(
@@ -52,7 +57,7 @@ class Categorical(Likelihood):
         if targets.is_floating_point() or targets.is_complex():
             raise BadData(
                 f"batch {index}: class labels must be whole numbers, not {targets.dtype} of shape "
-                f"{list(targets.shape)}. Pass class indices, or use likelihood='binary' or 'regression'."
+                f"{list(targets.shape)}. {self._float_remedy(outputs, targets)}"
             )
         if tuple(targets.shape) == (*last_shape, 1):
             targets = targets.squeeze(-1)
@@ -64,6 +69,8 @@ class Categorical(Likelihood):
             )
         if tuple(targets.shape) != tuple(last_shape):
             hint = ""
+            if targets.shape == outputs.shape and _is_one_hot(targets, self.class_dim):
+                hint = f" They are one-hot: pass targets.argmax({self.class_dim})."
             if self.class_dim == 1 and tuple(targets.shape) == tuple(outputs.shape[:-1]):
                 hint = " If the classes lie in the last dimension, pass Categorical(class_dim=-1)."
             raise BadData(
@@ -82,11 +89,23 @@ class Categorical(Likelihood):
             )
         return targets.reshape(flat.shape[:2])
 
+    def _float_remedy(self, outputs: Tensor, targets: Tensor) -> str:
+        """What to pass instead of real numbers."""
+        if targets.shape == outputs.shape and targets.is_floating_point():
+            if _is_one_hot(targets, self.class_dim):
+                return f"They are one-hot: pass targets.argmax({self.class_dim})."
+            return "Probabilities of classes are no labels: pass class indices, or likelihood='binary' for each output."
+        whole = targets.is_floating_point() and bool((targets == targets.round()).all())
+        indices = "class indices, targets.long()" if whole else "class indices"
+        return f"Pass {indices}, or use likelihood='binary' or 'regression'."
+
     def _out_of_range(self, extremes: list[float], classes: int, index: int) -> str | None:
         wrong = next((value for value in extremes if not 0 <= value < classes), None)
         if wrong is None:
             return None
         hint = " For one logit use likelihood='binary'." if classes == 1 else ""
+        if wrong == classes and extremes[0] >= 1:
+            hint = f" They start at {extremes[0]:.0f}: pass targets - 1."
         return (
             f"batch {index}: class label {wrong:.0f} is out of range: the network has {classes} "
             f"output{'s' * (classes > 1)}, so labels go from 0 to {classes - 1} (ignore_index is "
@@ -175,3 +194,8 @@ class Categorical(Likelihood):
     def drawn_gradient(self, outputs: Tensor, targets: Tensor, uniform: Tensor) -> Tensor:
         p = self.flatten(outputs).softmax(-1)
         return self._minus_hot(p, self._drawn(p, uniform), targets)
+
+
+def _is_one_hot(targets: Tensor, dim: int) -> bool:
+    values = (targets == 0) | (targets == 1)
+    return bool(values.all()) and bool((targets.sum(dim) == 1).all())

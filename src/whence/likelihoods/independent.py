@@ -15,6 +15,8 @@ from whence.engine.randomness import normal_from_uniform
 from whence.errors import BadData, BadOption
 from whence.likelihoods.base import Likelihood, Task, match_shape
 
+FEW_VALUES = 8  # of the noise that a repr shows
+
 
 class Independent(Likelihood):
     """A likelihood whose Λ is diagonal in the outputs."""
@@ -85,6 +87,12 @@ class Gaussian(Independent):
 
     def spec(self) -> dict[str, Any]:
         return {"name": "Gaussian", "noise": self.noise.tolist()}
+
+    def __repr__(self) -> str:
+        values = self.noise.tolist() if self.noise.dim() else None
+        if values is None or len(values) <= FEW_VALUES:
+            return super().__repr__()
+        return f"Gaussian(noise=[{values[0]:.3g}, {values[1]:.3g}, … {len(values)} values])"
 
     def variance(self, outputs: Tensor) -> Tensor:
         """σ² broadcast to the flat layout [N, M, C]."""

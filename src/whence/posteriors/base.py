@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.engine.batches import Inputs
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption, NotDefined, explains_keywords
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.predictive.dispatch import Method
@@ -25,6 +25,8 @@ from whence.predictive.sampled import FunctionDraws
 from whence.predictive.serving import ServedModule
 from whence.predictive.sources import Source
 from whence.recording.blocks import Block, GradientSource, Param, owner_of
+from whence.tables import SHORT, html, number
+from whence.vocabulary import ATTRIBUTES
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -88,6 +90,15 @@ class Posterior(ABC, Generic[P_co]):
         @property
         def default_draws(self) -> int:
             """Draws behind a sampled prediction."""
+
+    if not TYPE_CHECKING:  # otherwise every attribute would pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what an attribute of another library's posterior is called here."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property that raised NotDefined does so again
+            hint = f": {ATTRIBUTES[name]}." if name in ATTRIBUTES else "."
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint}")
 
     # What it is
 
@@ -210,6 +221,7 @@ class Posterior(ABC, Generic[P_co]):
 
     # Keeping
 
+    @explains_keywords
     def as_module(
         self,
         num_samples: int | None = None,
@@ -250,6 +262,15 @@ class Posterior(ABC, Generic[P_co]):
     @abstractmethod
     def to(self, *args: Any, **kwargs: Any) -> Posterior[P_co]:
         """A copy on another device or in another floating-point type."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the repr, and how each layer is kept."""
+        kept = self.structures
+        some = list(kept.items())[:SHORT]
+        reasons = ["why"] * any(s.reason for _, s in some)
+        rows = [[name, s.kind, s.structure, *[s.reason] * len(reasons), number(s.parameters)] for name, s in some]
+        head = ["layer", "kind", "structure", *reasons, "weights"]
+        return html(head, rows, repr(self), left=len(head) - 1, more=len(kept) - SHORT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies go through the file format, beside the plain networks."""
@@ -294,7 +315,8 @@ def is_posterior(value: object) -> bool:
 def require_posterior(value: Any, what: str) -> Posterior:
     """What a user passed as a posterior."""
     if not isinstance(value, Posterior):
-        raise BadOption(f"{what} is a {type(value).__name__}, not a posterior.")
+        fit = " Fit one: whence.laplace(model, data, likelihood=…)." if isinstance(value, nn.Module) else ""
+        raise BadOption(f"{what} is a {type(value).__name__}, not a posterior.{fit}")
     return value
 
 

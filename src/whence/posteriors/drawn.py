@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whence.engine.batches import tensors_in
 from whence.engine.files import digest, digest_of_values
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption, NotDefined, explains_keywords
 from whence.functional import weights_hash
 from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
@@ -23,6 +23,7 @@ from whence.predictive.dispatch import Method
 from whence.predictive.predictions import Prediction
 from whence.predictive.serving import SERVED_DRAWS, Members
 from whence.predictive.sources import Drawn, Source
+from whence.recording.independence import failures_explained
 
 if TYPE_CHECKING:
     from whence.where.where import Where
@@ -41,6 +42,7 @@ class DrawnPosterior(Posterior):
 
     default_draws: ClassVar[int] = 100  # type: ignore[misc]
 
+    @explains_keywords
     def predict(
         self,
         x: Any,
@@ -56,8 +58,11 @@ class DrawnPosterior(Posterior):
         count = self.default_draws if num_samples is None else num_samples
         if count < 1:
             raise BadOption(f"num_samples={count} is not positive.")
-        draws = self.draw(count, generator=generator)
-        with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+        draws, x = self.draw(count, generator=generator), self.snapshots[0].only_inputs(x)
+        with (
+            failures_explained(self.snapshots[0], x),
+            torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))),
+        ):
             return draws.predict(x)
 
     def served_outputs(
@@ -94,6 +99,7 @@ class DrawnPosterior(Posterior):
                 "draw() returns functions that you can call on all inputs together."
             )
 
+    @explains_keywords
     def where(
         self,
         x: Any = None,

@@ -21,7 +21,7 @@ from whence.engine.batches import Inputs, take
 from whence.engine.contexts import full_precision
 from whence.engine.options import Execution
 from whence.engine.randomness import Points, seed_from
-from whence.errors import NotDefined
+from whence.errors import NotDefined, explains_keywords
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.linalg.gaussian import BlockGaussian
@@ -100,6 +100,7 @@ class GaussianPosterior(DrawnPosterior, WeightPosterior):
     def parts_of_covariance(self) -> Covariance:
         """The non-zero parts of Σ."""
 
+    @explains_keywords
     @full_precision()
     def predict(  # type: ignore[override]
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import from_numpy, is_pair
+from whence.engine.batches import bare
 from whence.engine.contexts import full_precision
 from whence.errors import NotDefined, UnsupportedLayer, notice
 from whence.functional import Network
@@ -38,8 +38,7 @@ def as_module(
     chosen = Method.parse(method or posterior.default_method, "method")
     check_count(num_samples)
     build, threshold = combined(posterior.likelihood), threshold_of(defer)
-    given = from_numpy(check)
-    given = given[0] if is_pair(given) else given
+    given = bare(check)
     inputs = posterior.example if given is None else given
     if inputs is not None and given is None and not isinstance(inputs, Tensor):
         raise NotDefined(ONE_TENSOR)

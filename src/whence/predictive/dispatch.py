@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whence.engine.batches import from_numpy, is_inputs, size_of, tensors_in
+from whence.engine.batches import is_inputs, size_of, tensors_in
 from whence.engine.checks import DeferredChecks
 from whence.engine.memory import sizes
 from whence.engine.options import Option
@@ -45,6 +45,7 @@ def predict(
     probes: Any = "auto",
 ) -> Prediction | JointPrediction:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.predict`."""
+    x = posterior.network.only_inputs(x)
     with failures_explained(posterior.network, x):
         return _predict(posterior, x, method, link, num_samples, generator, joint, probes)
 
@@ -86,13 +87,13 @@ def linearised_prediction(
 ) -> Prediction | JointPrediction:
     """The linearised prediction of any Gaussian over weights."""
     chosen = Link.parse(link, "link")
+    x = posterior.network.only_inputs(x)
     check_count(num_samples)
     if joint:
         if chosen is not Link.MC or num_samples is not None:
             raise BadOption("link and num_samples do not apply to a joint prediction, which is over the outputs.")
         return linearised.joint(posterior, x)
     columns = check_probes(probes)
-    x = from_numpy(x)
     if chosen is not Link.MC and columns is not Probes.AUTO:
         raise BadOption(f"probes={probes!r} is for link='mc'; link={link!r} needs the exact variances.")
     count = directions_for(posterior, x, columns, num_samples) if chosen is Link.MC else None

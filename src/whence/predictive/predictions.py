@@ -19,6 +19,7 @@ from typing_extensions import TypeVar
 from whence.errors import BadOption, NotDefined
 from whence.likelihoods import poisson_quantile
 from whence.predictive.shown import Shown
+from whence.tables import number
 
 
 def entropy_of(probs: Tensor, dim: int = -1) -> Tensor:
@@ -277,7 +278,7 @@ class OutputPrediction(Shown):
         return self._lazy.covariance()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JointPrediction:
     """One Gaussian over the outputs of all inputs together."""
 
@@ -292,6 +293,11 @@ class JointPrediction:
         device = root.device if generator is None else generator.device
         noise = torch.randn(num_samples, len(root), generator=generator, dtype=root.dtype, device=device)
         return self.mean + (noise.to(root.device) @ root.mT).reshape(num_samples, *self.mean.shape)
+
+    def __repr__(self) -> str:
+        size, std = len(self.mean), self.covariance.diagonal().clamp(min=0).sqrt()
+        outputs = self.mean[0].numel() if size else 0
+        return f"JointPrediction({size:,} inputs, {outputs:,} outputs, mean std {number(float(std.mean()))})"
 
 
 Prediction = ClassificationPrediction | BinaryPrediction | RegressionPrediction | CountPrediction | OutputPrediction

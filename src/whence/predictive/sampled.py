@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Inputs, check_finite, cut, joined, size_of, take
+from whence.engine.batches import Inputs, check_count, check_finite, cut, joined, size_of, take
 from whence.engine.contexts import fused_attention_off
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.engine.progress import over_inputs
-from whence.errors import is_out_of_memory
+from whence.errors import BadData, is_out_of_memory
 from whence.functional import Network
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import widened
@@ -108,14 +108,17 @@ class WeightDraws(FunctionDraws):
     def _compute(self, inputs: Inputs, limits: ChunkLimits) -> Tensor:
         if self._vectorised:
             try:
-                return self._together(inputs, limits)
+                found = self._together(inputs, limits)
+                check_count(found[0], size_of(inputs))
+                return found
+            except BadData:
+                raise  # nothing that another way would change
             except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
                 if is_out_of_memory(error):
                     raise
                 self._vectorised = False
-        return torch.stack(
-            [self.network.functional({n: p[s] for n, p in self.params.items()}, inputs) for s in range(len(self))]
-        )
+        each = ({n: p[s] for n, p in self.params.items()} for s in range(len(self)))
+        return torch.stack([check_count(self.network.functional(one, inputs), size_of(inputs)) for one in each])
 
     def _together(self, inputs: Inputs, limits: ChunkLimits) -> Tensor:
         step = self._chunk(inputs)

@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from whence.errors import NotDefined
-from whence.tables import Table, number
+from whence.tables import Table, html_of, number, paragraph
 
 NUMBERS = ("confidence", "mean", "std", "entropy", "aleatoric", "epistemic")
 MANY = 20  # classes above which only the most probable one is in the table
-ROWS = 10  # of the table in a notebook
 
 
 class Shown:
@@ -69,15 +68,9 @@ class Shown:
     def _repr_html_(self) -> str:
         """The first rows, for notebooks."""
         try:
-            table = self.table()
+            return html_of(self.table(), repr(self))
         except NotDefined:
-            return f"<p>{self!r}</p>"
-        head = "".join(f"<th>{name}</th>" for name in table.columns)
-        rows = ["".join(f"<td>{number(v)}</td>" for v in row.values())
-                for row, _ in zip(table.rows(), range(ROWS), strict=False)]  # fmt: skip
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        more = f"<p>… {len(table) - ROWS:,} more rows</p>" if len(table) > ROWS else ""
-        return f"<p>{self!r}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+            return paragraph(repr(self))
 
 
 def _columns(name: str, values: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from whence.engine import memory
-from whence.engine.batches import Inputs, is_inputs, map_tensors, size_of, take
+from whence.engine.batches import Inputs, is_inputs, map_tensors, size_of, take, to_device
 from whence.errors import BadData, UnsupportedLayer, is_out_of_memory, notice
 from whence.functional import Network, described, differentiable
 from whence.recording.recorder import TOLERANCE, Pass, densified, forward, gradients, probe_like
@@ -133,7 +133,20 @@ def _outputs(network: Network, inputs: Any, count: int) -> Tensor:
             raise _parts_fail(size_of(inputs), count, error) from error
         raise BadData(
             f"the network failed on inputs {described(few)} with {type(error).__name__}: {_first_line(error)}"
+            f"{remedy(network, inputs)}"
         ) from error
+
+
+def remedy(network: Network, inputs: Any) -> str:
+    """What to pass instead, where the network runs on that; empty if nothing is known."""
+    inputs = to_device(inputs, network.device, network.dtype)
+    if _runs(network, map_tensors(lambda t: t[None] if t.dim() else t, inputs)):
+        return ". It runs on x.unsqueeze(0): one example needs a batch dimension, here and in the data."
+    floats = map_tensors(lambda t: t.to(network.dtype), inputs)
+    if _runs(network, floats):
+        return f". It runs on {str(network.dtype).removeprefix('torch.')} inputs: pass x.to({network.dtype})."
+    known = ", ".join(str(list(shape)) for shape in network.example_shapes or ())
+    return f". One example of the training data has shape {known}." if known else ""
 
 
 def _runs(network: Network, inputs: Any) -> bool:

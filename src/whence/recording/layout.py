@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import Inputs, concatenate, size_of, take
+from whence.engine.batches import Inputs, check_count, concatenate, size_of, take
 from whence.engine.memory import none_if_out_of_memory, release, sizes
 from whence.engine.options import Option
-from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
+from whence.errors import UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
 from whence.recording.independence import check_alone, doubled
@@ -203,11 +203,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     if (fewer := probed(seen, size)) < size:
         del seen
         return _inspect(network, selected, inputs, fewer)
-    if seen.outputs.shape[0] != size:
-        raise BadData(
-            f"{size} examples went in, but the outputs have shape {list(seen.outputs.shape)}. The first dimension "
-            "of inputs and outputs must count examples; for one example pass x.unsqueeze(0)."
-        )
+    check_count(seen.outputs, size)
     if not seen.outputs.requires_grad:
         return Inspection(unused=set(selected))
     found = Inspection(uses=seen.uses)

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.engine.batches import Inputs, map_tensors, size_of, take
+from whence.engine.batches import Inputs, check_count, map_tensors, size_of, take
 from whence.engine.memory import none_if_out_of_memory
-from whence.errors import BadData, UnsupportedLayer
+from whence.errors import UnsupportedLayer
 from whence.functional import Network
 from whence.recording.blocks import Block, GradientSource, partition
 from whence.recording.calls import Recording
@@ -77,11 +77,7 @@ class Plan:
         kernels, which allow one backward pass.
         """
         seen = forward(self.network, inputs, fused, self._recorder(size))
-        if seen.outputs.shape[0] != size:
-            raise BadData(
-                f"{size} examples went in, but the outputs have shape {list(seen.outputs.shape)}. The first "
-                "dimension of inputs and outputs must count examples; for one example pass x.unsqueeze(0)."
-            )
+        check_count(seen.outputs, size)
         self._inspect_new_calls(seen, inputs, size)
         return Recording(self, inputs, seen, size, keep_graph)
 

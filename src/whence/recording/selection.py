@@ -18,13 +18,9 @@ from whence.functional import Network
 from whence.recording.blocks import Block
 from whence.recording.recorder import forward
 from whence.recording.rules import MatrixRule
+from whence.vocabulary import LAYERS
 
 Layers = None | str | Sequence[str] | Callable[[str, nn.Parameter], bool] | Mapping[str, Tensor] | Tensor
-
-MEANT = {  # what others pass for a choice of layers
-    "last_layer": "For the last layer pass layers='last'. ",
-    "all": "For all layers leave layers out. ",
-}
 
 
 class Selection(ABC):
@@ -97,7 +93,7 @@ class Patterns(Selection):
             if not matched:
                 modules = [name for name, _ in network.module.named_modules() if name]
                 near = difflib.get_close_matches(pattern.strip("*."), modules, n=3, cutoff=0.3) or modules[:6]
-                meant = MEANT.get(pattern, "")
+                meant = LAYERS.get(pattern, "")
                 raise NothingSelected(
                     f"the pattern {pattern!r} matches no module. {meant}Modules of the network include: "
                     f"{', '.join(near)}."

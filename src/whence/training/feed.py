@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from whence.engine.batches import Data, Inputs, from_numpy, is_pair, take, tensors_in
+from whence.engine.batches import Data, Inputs, as_source, from_numpy, is_pair, take, tensors_in
 from whence.engine.files import digest
+from whence.engine.sources import OfDataset
 from whence.errors import BadData, BadOption
-from whence.functional import arguments, output_tensor
+from whence.functional import arguments, output_tensor, source_for
 from whence.training.examples import Examples
 
 EVALUATED = 2048  # batch size for evaluation
@@ -125,11 +127,35 @@ class PairFeed(LoaderFeed):
         return LoaderFeed(Data(batches, whole.device, whole.dtype, whole.name, whole.rule)).in_order()
 
 
+@dataclass(frozen=True)
+class DatasetFeed(LoaderFeed):
+    """A data set without a loader, read in a new order for each epoch."""
+
+    batch_size: int
+
+    @property
+    def steps(self) -> int:
+        return -(-len(self.data.source.dataset) // self.batch_size)
+
+    def epoch(self, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
+        given, whole = self.data.source, self.data
+        order = torch.randperm(len(given.dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+        batches = DataLoader(given.dataset, self.batch_size, sampler=order, collate_fn=given.collate_fn)
+        return LoaderFeed(Data(batches, whole.device, whole.dtype, whole.name, whole.rule)).in_order()
+
+
+def loader_feed(data: Data, batch_size: int) -> LoaderFeed:
+    """The feed for checked data: those without a loader are split into shuffled batches."""
+    if is_pair(data.source):
+        return PairFeed(data, batch_size)
+    return DatasetFeed(data, batch_size) if isinstance(data.source, OfDataset) else LoaderFeed(data)
+
+
 def fingerprint(data: Any) -> str:
     """A digest of examples, tensors or a list of batches; of a loader, whose order may change, its kind and length."""
     if isinstance(data, Examples):
         return data.fingerprint()
-    data = from_numpy(data)
+    data = as_source(data)
     if is_pair(data) or isinstance(data, (list, tuple)):
         kind = "pair" if is_pair(data) else "batches"  # we split a pair into batches
         return digest(tensors_in([from_numpy(item) for item in data]), kind)
@@ -141,7 +167,7 @@ def as_feed(data: Any, name: str, network: nn.Module, device: torch.device, batc
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(data, str):
         raise BadData(f"{name} is the name {data!r}; pass whence.zoo.load({data!r}).")
-    data = from_numpy(data)
+    data = data if isinstance(data, Examples) else source_for(network, data)
     if is_pair(data) and isinstance(data[0], Tensor):
         data = _examples(data[0], data[1], name)
     if isinstance(data, Examples):
@@ -150,7 +176,7 @@ def as_feed(data: Any, name: str, network: nn.Module, device: torch.device, batc
         return ExamplesFeed(data.with_(dtype=dtype).to(device), batch_size)
     source = Data([data] if is_pair(data) else data, device, dtype, name)
     source.require_passes(2, "training or evaluation")
-    return LoaderFeed(source)
+    return loader_feed(source, batch_size)
 
 
 def _examples(inputs: Tensor, targets: Tensor, name: str) -> Examples:

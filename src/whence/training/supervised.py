@@ -16,11 +16,11 @@ from whence.engine.batches import Inputs, check_finite
 from whence.engine.checkpoint import TRAINING, CheckpointFile
 from whence.engine.contexts import capturing
 from whence.engine.randomness import derived_seed, preserved_random_state, seed_from
-from whence.errors import BadData, BadOption, NotConverged, need, notice
+from whence.errors import BadData, BadOption, NotConverged, explains_keywords, need, notice
 from whence.functional import load_tensors, tensors_of
 from whence.training.checkpoint import TrainingCheckpoint
 from whence.training.examples import Splits, training_parts
-from whence.training.feed import ExamplesFeed, Feed, as_feed, device_of, outputs_of
+from whence.training.feed import DatasetFeed, ExamplesFeed, Feed, as_feed, device_of, outputs_of
 from whence.training.loop import EpochRecord, Plan, Tensors, Trainable, run
 from whence.training.losses import Loss, LossFunction, evaluation_mode, resolve_loss, score
 from whence.training.settings import Optimiser, Settings
@@ -87,6 +87,7 @@ Callback = Callable[[nn.Module, SupervisedEpoch], Any]
 Groups = list[dict[str, Any]]  # of parameters
 
 
+@explains_keywords
 def train(
     network: nn.Module,
     data: Any,
@@ -295,7 +296,7 @@ def training_feed(
         check_finite(examples.targets, "data: the targets", 0)
         augment = examples.augment if settings.augment is None else settings.augment or None
         return ExamplesFeed(examples.with_(augment=augment), settings.batch_size)
-    for option in ("batch_size", "augment"):
+    for option in ("augment",) if isinstance(feed, DatasetFeed) else ("batch_size", "augment"):
         if option in explicit or getattr(settings, option) != getattr(Settings(), option):
             raise BadOption(f"{option} is set by the loader; to set it here, pass a pair of tensors.")
     return feed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import from_numpy, is_pair
+from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
 from whence.predictive.predictions import ClassificationPrediction
@@ -87,11 +87,11 @@ def answers(posterior: Laplace, test: Any, *, ood: Any = None) -> Answers:
 
     ``test`` is an (inputs, targets) pair; ``ood`` bare inputs, or a pair.
     """
-    test, ood = from_numpy(test), from_numpy(ood)
+    test = as_source(test)
     if not is_pair(test):
         raise BadData("test must be a pair (inputs, targets); the answers compare predictions with targets.")
     x, y = test
-    outside = None if ood is None else examined(posterior, ood[0] if is_pair(ood) else ood)
+    outside = None if ood is None else examined(posterior, bare(ood))
     return answers_given(examined(posterior, x, factors=FACTORS), y, outside)
 
 
@@ -177,8 +177,8 @@ def _unidentified(posterior: Laplace) -> Answer:
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     words = (
         f"{sum(map(len, dead.values()))} of {total} units are identified less than {UNIDENTIFIED:.0%}"
-        f"{': ' + where if where else ''}. The least identified layer is {least!r} (mean {layers[least]:.2g}). They "
-        "could be pruned: see prune_curve."
+        f"{': ' + where if where else ''}. The least identified layer is {least!r} (mean {layers[least]:.2g}). "
+        "Whether weights can be removed is another question: prune_curve measures it on test data."
     )
     return Answer("Which layers or units stayed unidentified?", words, {"identified": layers, "units": dead})
 

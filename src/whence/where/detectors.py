@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Batch, Inputs, as_inputs, from_numpy, is_pair, size_of
+from whence.engine.batches import Batch, Inputs, size_of
+from whence.engine.batches import bare as inputs_alone
 from whence.engine.contexts import fused_attention_off
 from whence.errors import BadData, BadOption, NotDefined
 from whence.metrics import Estimate, detection
@@ -265,16 +266,15 @@ class Features:
 
 def bare(data: Any) -> Any:
     """Inputs or a loader that can be read repeatedly; of a pair its inputs."""
-    data = from_numpy(data)
     if isinstance(data, Iterator):
         raise BadData("the inputs are a one-shot iterator, but detectors read them several times. Pass a loader.")
-    return data[0] if is_pair(data) else data
+    return inputs_alone(data)
 
 
 def features_of(posterior: Laplace, data: Any, *, targets: bool = False) -> Features:
     """Features of inputs, a loader or a pair; with ``targets`` of data that has them."""
     network = posterior.network
-    pieces = network.read(data, "train") if targets else as_inputs(bare(data), network.device, network.dtype, BATCH)
+    pieces = network.read(data, "train") if targets else network.pieces(bare(data), BATCH)
     parts = [_features(posterior, piece) for piece in pieces]
     common = [name for name in parts[0].layers if all(name in p.layers for p in parts)]
     return Features(

@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import from_numpy, is_pair
+from whence.engine.batches import bare
 from whence.engine.memory import remembered
-from whence.errors import BadData, BadOption, NotDefined, Notice, fraction, notice
+from whence.errors import BadData, BadOption, NotDefined, Notice, explains_keywords, fraction, notice
+from whence.labels import argument_names
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
 from whence.predictive.linearised_draws import Probes, check_probes
 from whence.priors import RELATIVE, RelativePrecision
-from whence.tables import Table, text
+from whence.tables import SHORT, Table, html, text
 from whence.where.one_pass import shares
 from whence.where.p_values import Combination, Combine, combined, conformal
 from whence.where.question import ProbesOption, Question
@@ -127,6 +128,21 @@ class Novelty:
         return Table(columns).to_pandas()
 
     def __str__(self) -> str:
+        head, columns, rows = self._summary()
+        return f"{head}\n{text(columns, rows)}"
+
+    def __repr__(self) -> str:
+        head, columns, rows = self._summary()
+        if len(rows) <= SHORT:
+            return f"{head}\n{text(columns, rows)}"
+        return f"{head}\n{text(columns, rows[:SHORT])}\n… {len(rows) - SHORT} more layers: print it."
+
+    def _repr_html_(self) -> str:
+        head, columns, rows = self._summary()
+        return html(columns, rows[:SHORT], f"Novelty: {head}", more=len(rows) - SHORT)
+
+    def _summary(self) -> tuple[str, tuple[str, ...], list[list[str]]]:
+        """What was found in a sentence, and a table of the layers."""
         level = max(0.01, 1 / (self.reference.size + 1))
         novel = self.flag(level)
         head = (
@@ -141,9 +157,10 @@ class Novelty:
             for b, name in enumerate(self.names)
         ]
         columns = ("layer", "unexplained", "in reference", f"p ≤ {level:.2g}", "smallest p of novel inputs")
-        return f"{head}\n{text(columns, rows)}"
+        return head, columns, rows
 
 
+@explains_keywords
 def novelty(
     posterior: Laplace, x: Any, *, reference: Any = None, combine: Combination = "auto", probes: ProbesOption = "auto"
 ) -> Novelty:
@@ -156,6 +173,7 @@ def novelty(
     the same for all inputs, as for :meth:`whence.Laplace.where`; a reference has its own.
     """
     chosen = Combine.asked(combine)
+    posterior = require_posterior(posterior, "the posterior of novelty").as_laplace("novelty")
     known = posterior.reference if reference is None else reference
     if known is None:
         raise NotDefined(
@@ -225,15 +243,17 @@ class Reference:
         return f"Reference({self.size:,} inputs, {len(self.names)} layers)"
 
 
+@explains_keywords
 def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: ProbesOption = "auto") -> Reference:
     """The reference of in-distribution inputs: validation data, a loader of it, or an (inputs, targets) pair.
 
     Not the training data: the network fits them better than new data, which would then seem novel.
     ``left`` is the share of the training data's curvature that stays unexplained under the prior of novelty.
     """
-    data = from_numpy(data)
     precision = novelty_precision(posterior, left)
-    unexplained, columns = unexplained_by_layer(posterior, data[0] if is_pair(data) else data, precision, probes)
+    unexplained, columns = unexplained_by_layer(
+        posterior, bare(data, argument_names(posterior.network.module)), precision, probes
+    )
     return reference_given(posterior, unexplained, precision, left, columns)
 
 
@@ -289,7 +309,7 @@ def unexplained_by_layer(
     Where an input's gradients in a layer vanish (it saturates, or all its units are off) the ratio is 0 / 0. It counts
     as 1: the training data give no information about it.
     """
-    weak = with_novelty_prior(posterior, precision)
+    weak, x = with_novelty_prior(posterior, precision), posterior.network.only_inputs(x)
     found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
     return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0
 

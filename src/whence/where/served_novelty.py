@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.curvature.traced import traced_tangents
-from whence.engine.batches import cut, from_numpy, is_pair
+from whence.engine.batches import bare, cut
 from whence.engine.memory import readable, sizes
 from whence.errors import BadData, NotDefined, TooLarge, notice
 from whence.likelihoods import Categorical, Likelihood
@@ -81,9 +81,7 @@ def at_least(reference: Tensor, values: Tensor) -> Tensor:
 
 def served_novelty(posterior: Laplace, data: Any, example: Tensor | None, directions: int = DIRECTIONS) -> NoveltyScore:
     """A module that scores inputs relative to the reference inputs ``data``, by so many directions of each layer."""
-    data = from_numpy(data)
-    inputs = data[0] if is_pair(data) else data
-    pieces = [p for p in posterior.network.pieces(inputs, BATCH) if isinstance(p, Tensor)]
+    pieces = [p for p in posterior.network.pieces(bare(data), BATCH) if isinstance(p, Tensor)]
     if not pieces:
         raise NotDefined("as_module(novelty=…) takes reference inputs of one tensor.")
     drawn = _directions(posterior, directions)

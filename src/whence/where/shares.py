@@ -83,7 +83,7 @@ class ProbeSpread:
         return ProbeSpread(*((v if which is None else v[which]).sum(0) for v in fields))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shares:
     """tr V_b(x) of every input and block, under the posterior and the prior."""
 
@@ -94,6 +94,9 @@ class Shares:
     units: dict[str, UnitShares] = field(default_factory=dict)  # by block, if they were asked for
     question: Question = EXACTLY
     spread: ProbeSpread | None = None  # with random columns
+
+    def __repr__(self) -> str:
+        return f"Shares({len(self.variance):,} inputs, {len(self.names):,} layers)"
 
     @property
     def total(self) -> Tensor:

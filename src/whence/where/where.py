@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import from_numpy
 from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive.linearised_draws import check_probes
 from whence.recording.blocks import Block
 from whence.recording.independence import failures_explained
-from whence.tables import Table, number, text
+from whence.tables import SHORT, Table, html, number, paragraph, text
 from whence.where import tables
 from whence.where.activations import activations, disagreement
 from whence.where.answers import Answers, answers
@@ -238,19 +237,45 @@ class Where:
             return False
         return float(1 - self.found.variance.sum() / max(float(self.found.prior.sum()), TINY)) < 0.01
 
+    def _printed(self) -> tuple[list[str], list[list[str]]]:
+        """Names of the columns, and the rows as text."""
+        table = Table.of_rows(LayerRow, self.layers).filled()
+        names = [name for name in table if name not in NOT_PRINTED]
+        rows = [[number(row[name]) for name in names] for row in table.rows()]
+        return [HEADS.get(name, name) for name in names], rows
+
     def __str__(self) -> str:
         lines = []
         if self.layers:
-            table = Table.of_rows(LayerRow, self.layers).filled()
-            names = [name for name in table if name not in NOT_PRINTED]
-            rows = [[number(row[name]) for name in names] for row in table.rows()]
-            lines.append(text([HEADS.get(name, name) for name in names], rows, left=2))
-        if self.interaction is not None:
-            lines.append(f"interaction between them: {self.interaction:.1%} of the variance")
-        lines += [PRIOR_DOMINATES] * self.prior_dominates
-        return "\n".join([*lines, self.why_not] if self.why_not else lines)
+            lines.append(text(*self._printed(), left=2))
+        return "\n".join([*lines, *self._notes()])
 
-    __repr__ = __str__
+    def _notes(self) -> list[str]:
+        """What to know of the table."""
+        notes = [PRIOR_DOMINATES] * self.prior_dominates + [self.why_not] * bool(self.why_not)
+        if self.interaction is None:
+            return notes
+        return [f"interaction between them: {self.interaction:.1%} of the variance", *notes]
+
+    def __repr__(self) -> str:
+        shown = self._largest()
+        if len(shown.layers) == len(self.layers):
+            return str(self)
+        return f"{shown}\n… {len(self.layers) - SHORT} more layers with smaller shares: print it, or call to_pandas()."
+
+    def _largest(self) -> Where:
+        """The same with the layers of the largest shares alone (or weights, without inputs), in their order."""
+        size = [row.variance_share if row.variance_share is not None else row.parameters or 0 for row in self.layers]
+        kept = sorted(sorted(range(len(size)), key=lambda i: -size[i])[:SHORT])
+        return replace(self, layers=[self.layers[i] for i in kept])
+
+    def _repr_html_(self) -> str:
+        what = f"Where: {len(self.layers)} layers"
+        notes = self._notes()
+        if not self.layers:
+            return paragraph("\n".join([what, *notes]))
+        head, rows = self._largest()._printed()
+        return html(head, rows, what, "\n".join(notes), left=2, more=len(self.layers) - SHORT)
 
     # The page, and matplotlib figures
 
@@ -321,7 +346,7 @@ def where_laplace(
     question = Question(Measure.parse(measure, "measure"), at, check_probes(probes))
     if x is None:
         return where_given(posterior, None, None)
-    x = from_numpy(x)
+    x = posterior.network.only_inputs(x)
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # it is read more than once
     with failures_explained(posterior.network, x):

@@ -13,6 +13,8 @@ from whence import errors
 from whence.extras.pruning.curve import prune_curve
 from whence.extras.pruning.masks import prune
 
+CHANGE = ("change", "change_low", "change_high", "examples")
+
 
 def test_the_curve_starts_at_the_plain_network() -> None:
     model, (x, y) = mlp(), data()
@@ -22,7 +24,7 @@ def test_the_curve_starts_at_the_plain_network() -> None:
         pruned = prune(posterior, row.fraction, by=row.by)  # type: ignore[arg-type]
         assert row.nll == pytest.approx(float(F.cross_entropy(pruned(x), y).detach()), rel=1e-12)
     table = curve.to_pandas()
-    assert list(table.columns) == ["by", "fraction", "sparsity", "parameters", "accuracy", "nll"]
+    assert list(table.columns) == ["by", "fraction", "sparsity", "parameters", "accuracy", "nll", *CHANGE]
     assert list(table["by"].unique()) == list(CRITERIA) and len(table) == 20
     plain = table[table["fraction"] == 0]
     logits = model(x).detach()
@@ -72,7 +74,7 @@ def test_the_curve_of_other_likelihoods() -> None:
     custom = whence.Custom(lambda f, t: (f - t).square().sum(1))
     posterior = fitted(model, "diag", (x, y), likelihood=custom)
     curve = prune_curve(posterior, (x, y), fractions=(0,), by="snr", progress=False)
-    assert curve.columns == ["by", "fraction", "sparsity", "parameters", "nll"]
+    assert curve.columns == ["by", "fraction", "sparsity", "parameters", "nll", *CHANGE]
     assert curve.rows[0].nll == pytest.approx(float(gap.square().sum(1).mean()))
 
 

@@ -14,15 +14,17 @@ from torch.distributions import Poisson as PoissonDistribution
 from whence.engine.batches import Data
 from whence.engine.progress import progress_bar
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadOption, one_of
+from whence.errors import BadOption, explains_keywords, one_of
 from whence.extras.pruning.masks import CRITERIA, By, PruningPlan, check_fraction
 from whence.functional import Network
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from whence.metrics import accuracy, nll, rmse
+from whence.metrics.intervals import mean_of
 from whence.posteriors.base import WeightPosterior
 from whence.recording.selection import Layers
-from whence.tables import Table, text
+from whence.tables import Table, html_of, text
 
+TINY = 1e-300
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -37,9 +39,13 @@ class PruneRow:
     accuracy: float | None
     rmse: float | None
     nll: float  # of the masked network, without its posterior
+    change: float | None = None  # of the accuracy, the error or the log loss, from the network with all its weights
+    change_low: float | None = None  # its 95% interval, of the same examples before and after
+    change_high: float | None = None
+    examples: int | None = None  # in the test data
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PruneCurve:
     """A row for each criterion and fraction."""
 
@@ -61,6 +67,13 @@ class PruneCurve:
         rows = [[_text(value) for value in row.values()] for row in self._table().rows()]
         return text(self.columns, rows)
 
+    def __repr__(self) -> str:
+        criteria = ", ".join(dict.fromkeys(row.by for row in self.rows))
+        return f"PruneCurve({len(self.rows)} rows by {criteria}; print it, or call to_pandas())"
+
+    def _repr_html_(self) -> str:
+        return html_of(self._table(), repr(self))
+
 
 def _text(value: Any) -> str:
     if isinstance(value, float):
@@ -68,6 +81,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+@explains_keywords
 @torch.inference_mode(False)
 @torch.no_grad()
 def prune_curve(
@@ -102,21 +116,19 @@ def prune_curve(
         criterion.check(posterior)
     data = posterior.network.read(test, "test")
     total = len(asked) * len(criteria)
-    data.require_passes(total, "the curve")
+    data.require_passes(total + 1, "the curve")
     parameters = sum(p.numel() for p in posterior.network.params.values())
     rows: list[PruneRow] = []
-    unpruned: dict[str, Any] | None = None  # scores of the network with all its weights
+    whole = Scored.of(plan.apply(plan.rank(criteria[0], per_layer, seed).keep(0.0)), data, posterior.likelihood)
     with progress_bar(total=total, label="prune", unit="network", shown=progress) as bar:
         for criterion in criteria:
             ranking = plan.rank(criterion, per_layer, seed)
             for fraction in asked:
                 keep = ranking.keep(fraction)
                 module, sparsity = plan.apply(keep), plan.sparsity(keep)
-                scores = unpruned if not sparsity else None
-                if scores is None:
-                    scores = score(module, data, posterior.likelihood)
-                    unpruned = unpruned if sparsity else scores
-                rows.append(PruneRow(criterion.name, fraction, sparsity, parameters - masked(module), **scores))
+                found = whole if not sparsity else Scored.of(module, data, posterior.likelihood)
+                left = parameters - masked(module)
+                rows.append(PruneRow(criterion.name, fraction, sparsity, left, **found.scores, **found.change(whole)))
                 bar.update()
     return PruneCurve(rows)
 
@@ -128,6 +140,57 @@ def masked(module: nn.Module) -> int:
 
 def score(module: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
     """Accuracy or error, and log loss, of a network."""
+    return Scored.of(module, data, likelihood).scores
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A network on test data."""
+
+    scores: dict[str, Any]
+    losses: Tensor  # [N], which add up to N times the score: correct answers, squared errors, or log losses
+
+    @classmethod
+    def of(cls, module: nn.Module, data: Data, likelihood: Likelihood) -> Scored:
+        outputs, targets, nll = _outputs(module, data, likelihood)
+        scores = {"accuracy": None, "rmse": None, "nll": float(nll.mean()), **_scores(outputs, targets, likelihood)}
+        return cls(scores, _losses(outputs, targets, likelihood, nll).cpu())
+
+    def change(self, whole: Scored) -> dict[str, Any]:
+        """The change of the score from that of the whole network, with the interval of the paired difference."""
+        found = mean_of("change", self.losses - whole.losses, seed=0)
+        before, after = whole.scores["rmse"], self.scores["rmse"]
+        scale = 1.0 if before is None else 1 / max(before + after, TINY)  # a − b = (a² − b²) / (a + b)
+        names = ("change", "change_low", "change_high")
+        values = (scale * float(v) for v in (found, found.low, found.high))
+        return dict(zip(names, values, strict=True)) | {"examples": len(self.losses)}
+
+
+def _losses(outputs: Tensor, targets: Tensor, likelihood: Likelihood, nll: Tensor) -> Tensor:
+    """Of each example, so that the mean is the accuracy, the mean squared error, or the log loss."""
+    size = len(outputs)
+    if isinstance(likelihood, Categorical):
+        keep = targets != likelihood.ignore_index
+        right = (outputs.argmax(-1) == targets) & keep
+        return right.double().reshape(size, -1).sum(1) * size / max(int(keep.sum()), 1)
+    if isinstance(likelihood, Bernoulli):
+        right = (outputs.reshape(size, -1) > 0) == (targets.reshape(size, -1) > 0.5)
+        return right.double().mean(1)
+    mean = _mean(outputs, likelihood)
+    return nll if mean is None else (mean.reshape(size, -1) - targets.double().reshape(size, -1)).square().mean(1)
+
+
+def _mean(outputs: Tensor, likelihood: Likelihood) -> Tensor | None:
+    """The predicted numbers; None if the outputs are none."""
+    if isinstance(likelihood, Gaussian):
+        return outputs
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return likelihood.halves(outputs)[0]
+    return outputs.exp() if isinstance(likelihood, Poisson) else None
+
+
+def _outputs(module: nn.Module, data: Data, likelihood: Likelihood) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [N, M, C] in float64, checked targets, and log losses [N]."""
     network = Network(module)
     found = []
     for batch in data:
@@ -135,7 +198,7 @@ def score(module: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, An
         targets = likelihood.check(outputs, batch.targets, batch.index)
         found.append((likelihood.flatten(outputs).double(), targets, likelihood.nll(outputs, targets).double()))
     outputs, targets, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return {"accuracy": None, "rmse": None, "nll": float(losses.mean()), **_scores(outputs, targets, likelihood)}
+    return outputs, targets, losses
 
 
 def _scores(outputs: Tensor, targets: Tensor, likelihood: Likelihood) -> dict[str, float]:

@@ -14,7 +14,16 @@ from torch.nn.utils import prune as torch_prune
 from whence import errors
 from whence.copies import copy_module
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadData, BadOption, NotDefined, NothingSelected, UnsupportedLayer, notice, one_of
+from whence.errors import (
+    BadData,
+    BadOption,
+    NotDefined,
+    NothingSelected,
+    UnsupportedLayer,
+    explains_keywords,
+    notice,
+    one_of,
+)
 from whence.extras.pruning.graph import NORM, by_unit, like_weight, named_layers, trace, units_of
 from whence.posteriors.base import Posterior, WeightPosterior, is_posterior
 from whence.recording.blocks import owner_of
@@ -26,6 +35,7 @@ By = Literal["snr", "identified", "saliency", "magnitude", "random"]
 Tensors = dict[str, Tensor]  # by parameter name
 
 
+@explains_keywords
 @torch.inference_mode(False)
 @torch.no_grad()
 def prune(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import check_finite, from_numpy, inputs_of, is_pair
+from whence.engine.batches import as_source, check_finite, from_numpy, inputs_of, is_pair
 from whence.errors import BadData, BadOption, whole_number
 from whence.extras.robustness.averaged import AveragedPredictor
 from whence.functional import Network
@@ -293,7 +293,7 @@ def span(data: Any) -> Tensor:
 
     A dimension that never varies has span 0, and an attack scaled by it does not change it.
     """
-    data = from_numpy(data)
+    data = as_source(data)
     if isinstance(data, Tensor):
         parts: Iterable[Any] = [data]
     elif is_pair(data):

@@ -12,12 +12,13 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import from_numpy, is_pair
+from whence.engine.batches import is_pair
 from whence.engine.options import Option
 from whence.engine.progress import progress_bar
 from whence.errors import BadData, BadOption, NotDefined, fraction, one_of, whole_number
 from whence.extras.robustness.attacks import Attack, AttackOptions, classes_of, one_tensor, placed, step_size
 from whence.extras.robustness.averaged import Averaged
+from whence.functional import source_for
 from whence.posteriors.base import Posterior
 from whence.tables import Table, text
 
@@ -264,7 +265,7 @@ def _over(
 
 def _batches(attack: Attack, data: Any) -> tuple[int | None, Iterator[tuple[Tensor, Tensor | None]]]:
     """Number of batches if known, and the batches."""
-    data, size = from_numpy(data), attack.batch_size
+    data, size = source_for(attack.network.module, data), attack.batch_size
     if isinstance(data, Tensor):
         x = one_tensor(data, "data")
         return -(-len(x) // size), ((piece, None) for piece in x.split(size))

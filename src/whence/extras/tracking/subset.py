@@ -15,6 +15,7 @@ from whence.engine.batches import (
     Data,
     Inputs,
     as_inputs,
+    as_source,
     concatenate,
     from_numpy,
     is_pair,
@@ -48,7 +49,7 @@ class Subset:
 
 def gather(data: Any, count: int, seed: int, device: torch.device, dtype: torch.dtype) -> Subset:
     """``count`` examples of the data in random order; at most one pass, none if examples can be indexed."""
-    data = from_numpy(data)
+    data = as_source(data)
     if hasattr(data, "__next__"):
         raise BadData(
             "data is a one-shot iterator: gathering examples would exhaust it before your loop reads it. "

@@ -12,26 +12,29 @@ from torch import Tensor, nn
 
 from whence.engine.batches import Inputs
 from whence.engine.randomness import resolve_seed
-from whence.errors import BadOption, NotDefined, WhenceError, notice, whole_number
+from whence.errors import BadOption, NotDefined, WhenceError, explains_keywords, notice, whole_number
 from whence.extras.tracking.measure import DRAWS, Tracker
 from whence.extras.tracking.records import TrackedLayer, TrackFile, TrackRecord, merged, opened, read
 from whence.extras.tracking.subset import gather, probe_inputs
-from whence.functional import Network
+from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
 from whence.priors import RELATIVE, Prior, Relative
 from whence.recording.selection import Layers
-from whence.tables import Table, number, text
+from whence.tables import SHORT, Table, html, number, text
 
 PROBE = 64  # default number of probe inputs
+AUTO: Literal["auto"] = "auto"
+SHARE = 0.2  # of the time of a training that records take with every="auto"
 
 
+@explains_keywords
 def track(
     model: nn.Module,
     data: Any,
     *,
     likelihood: Likelihood | LikelihoodName,
     probe: Any = None,
-    every: int = 1,
+    every: int | Literal["auto"] = 1,
     structure: Literal["full", "block", "kron", "ekfac", "diag", "lowrank"] = "kron",
     curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
     draws: int = DRAWS,
@@ -55,7 +58,8 @@ def track(
         likelihood: as for :func:`whence.laplace`.
         probe: inputs, or a pair (inputs, targets), on which shares and uncertainties are measured; 64 examples of
             the subset by default. Its time grows with the number of inputs.
-        every: number of steps between records.
+        every: number of steps between records. ``"auto"`` records at the first step, and later at those at which all
+            records together take at most a fifth of the time of the training.
         structure: structure of the curvature, as for :func:`whence.laplace`.
         curvature: as for :func:`whence.laplace`, but ``"auto"`` is exact only up to 20 outputs, and sampled above.
         draws: label draws for each example of a sampled curvature, the same at every record.
@@ -68,11 +72,12 @@ def track(
         seed: seed of the subset and the draws (0); or a ``generator`` to draw it from.
     """
     seed = resolve_seed(seed, generator)
-    whole_number(every, "every")
+    if every != AUTO:
+        whole_number(every, "every", remedy="or pass 'auto'")
     whole_number(subset, "subset")
     resolve(likelihood)
     network = Network.snapshot(model)
-    examples = gather(data, subset, seed, network.device, network.dtype)
+    examples = gather(source_for(network.module, data), subset, seed, network.device, network.dtype)
     measured: tuple[Inputs, Tensor | None] = examples.first(PROBE)
     if probe is not None:
         measured = probe_inputs(probe, examples.inputs, seed, network.device, network.dtype)
@@ -99,7 +104,7 @@ class Track:
         self,
         header: dict[str, Any],
         records: list[TrackRecord],
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         tracker: Tracker | None = None,
         file: TrackFile | None = None,
     ) -> None:
@@ -108,6 +113,7 @@ class Track:
         self._records, self._tracker, self._file = merged(records), tracker, file
         self._first = True  # no record by this object yet
         self._since = time.perf_counter()
+        self._spent, self._trained = 0.0, 0.0  # seconds of records, and of the loop between them
 
     @classmethod
     def load(cls, path: str | Path) -> Track:
@@ -118,9 +124,17 @@ class Track:
     # Recording
 
     def step(self, number: int | None = None) -> TrackRecord | None:
-        """Count a step (or set its number), and record if it is a multiple of ``every``."""
+        """Count a step (or set its number), and record if it is a multiple of ``every``, or cheap enough."""
         self.steps = self.steps + 1 if number is None else whole_number(number, "number", 0)
-        return self.record() if self.steps % self.every == 0 else None
+        return self.record() if self._due() else None
+
+    def _due(self) -> bool:
+        if isinstance(self.every, int):
+            return self.steps % self.every == 0
+        if self._first:
+            return True
+        trained = self._trained + time.perf_counter() - self._since
+        return self._spent + self._records[-1].seconds <= SHARE * trained
 
     def record(self, label: str = "") -> TrackRecord:
         """Record now, at any step.
@@ -141,6 +155,7 @@ class Track:
             found = {"error": str(error)}
             notice(f"step {self.steps} could not be recorded: {error}")
         now = time.perf_counter()
+        self._spent, self._trained = self._spent + now - start, self._trained + start - self._since
         made = TrackRecord(self.steps, label, seconds=now - start, loop_seconds=start - self._since, **found)
         self._records = merged([*self._records, made])
         if self._file is not None:
@@ -229,12 +244,23 @@ class Track:
         if not self._records:
             return f"{head} yet; {of}"
         cost = f"{self.seconds / len(self):.3g} s each"
-        cost += f", {self.overhead:.1%} of the loop's time" if self.overhead is not None else ""
+        if self.overhead is not None:
+            times = f"{self.overhead:,.0f} times" if self.overhead >= 10 else f"{self.overhead:.1%} of"
+            cost += f", {times} the loop's time"
         failed = sum(bool(r.error) for r in self._records)
         failed_text = f"; {failed} failed (see .records)" if failed else ""
         return f"{head}, steps {self._records[0].step} to {self._records[-1].step}; {of}; {cost}{failed_text}"
 
     def __str__(self) -> str:
+        head, rows = self._last()
+        return f"{self!r}\n{text(head, rows, left=2)}" if rows else repr(self)
+
+    def _repr_html_(self) -> str:
+        head, rows = self._last()
+        return html(head, rows[:SHORT], repr(self), left=2, more=len(rows) - SHORT)
+
+    def _last(self) -> tuple[tuple[str, ...], list[list[str]]]:
+        """The layers at the last record: names of the columns, and rows."""
         head = ("layer", "kind", "weights", "identified", "→ last", "settled", "std", "snr", "share", "explained")
         settled, rows = self.settled(), []
         for name, series in self._series().items():
@@ -243,4 +269,4 @@ class Track:
             values = (last.kind, last.parameters, first.identified, last.identified, known, last.std)
             more = (last.signal_to_noise, last.variance_share, last.explained)
             rows.append([name, *(number(v) for v in values + more)])
-        return f"{self!r}\n{text(head, rows, left=2)}" if rows else repr(self)
+        return head, rows

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
-from whence.engine.batches import Inputs, joined, map_tensors, size_of, tensors_in
+from whence.engine.batches import Inputs, check_count, joined, map_tensors, size_of, tensors_in
 from whence.engine.contexts import fused_attention_off
 from whence.engine.memory import sizes
 from whence.engine.randomness import seed_from
-from whence.errors import BadData, BadOption, NotDefined, one_of
+from whence.errors import BadData, BadOption, NotDefined, explains_keywords, one_of
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import widened
@@ -44,6 +44,7 @@ HASH_SEED = 20160608
 MASKS = "the draws are masks: there is no distribution of weights, and shares are by dropout site."
 
 
+@explains_keywords
 def dropout(
     model: nn.Module,
     *,
@@ -237,8 +238,7 @@ class DropoutDraws(FunctionDraws):
         with mode:
             out = self.network.functional({}, tiled(inputs, count))
         mode.finish()
-        if len(out) != count * size:
-            raise BadData(f"the network returned {len(out)} outputs for {count * size} inputs.")
+        check_count(out, count * size)
         return out.reshape(count, size, *out.shape[1:])
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from whence.copies import copy_module, unwrap
-from whence.engine.batches import from_numpy, is_pair, take, to_device
+from whence.engine.batches import as_source, is_pair, take, to_device
 from whence.engine.randomness import derived_seed, preserved_random_state, seeded
 from whence.errors import BadData, BadOption, notice
 from whence.functional import tensors_of, weights_hash
@@ -160,7 +160,7 @@ def is_lazy(model: nn.Module) -> bool:
 
 def _output_shape(model: nn.Module, data: Any) -> tuple[int, ...] | None:
     """Output shape for the first example; None if it is not available (a loader), or if the network fails."""
-    data = from_numpy(data)
+    data = as_source(data)
     one: Any = None
     if isinstance(data, Examples) and data.size:
         one = data.take(1).tensors()[0]

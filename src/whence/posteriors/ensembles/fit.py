@@ -17,7 +17,7 @@ from whence.engine.files import read_meta
 from whence.engine.options import check_interval
 from whence.engine.randomness import preserved_random_state, resolve_seed
 from whence.engine.ranks import Ranks, on_all_ranks
-from whence.errors import BadOption, notice, whole_numbers
+from whence.errors import BadOption, explains_keywords, notice, whole_numbers
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
 from whence.posteriors.ensembles.factory import Factory, History, MemberTrainer, check_factory
@@ -48,6 +48,7 @@ from whence.training.supervised import training_feed
 Trained = dict[int, tuple[nn.Module, History]]  # by member
 
 
+@explains_keywords
 @torch.inference_mode(False)
 @on_all_ranks
 def fit_ensemble(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from whence.engine.batches import Inputs, check_finite, tensors_in
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
 from whence.engine.options import Option
-from whence.errors import BadOption, notice, one_of
+from whence.errors import BadOption, explains_keywords, notice, one_of
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName
 from whence.linalg.dense import widened
@@ -51,9 +51,11 @@ class Weighting(Option):
         return cls(one_of(weights, (cls.EVIDENCE.value, cls.EQUAL.value), "weights"))
 
 
+WEIGHTS = 8  # of members that a repr shows
 ALONE = 0.99  # weight above which a notice says that one member dominates
 
 
+@explains_keywords
 def laplace_ensemble(
     models: Any,
     data: Any,
@@ -162,6 +164,7 @@ class LaplaceEnsemble(MemberPosterior):
         """log of the members' mean evidence: the evidence of the mixture with equal prior odds."""
         return self.log_evidences().logsumexp(0) - math.log(len(self))
 
+    @explains_keywords
     def predict(  # type: ignore[override]
         self,
         x: Any,
@@ -282,7 +285,7 @@ class LaplaceEnsemble(MemberPosterior):
         return replace(self, members=tuple(m.to(*args, **kwargs) for m in self.members))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{w:.3g}" for w in self.weights.tolist())
+        shown = ", ".join(f"{w:.3g}" for w in self.weights[:WEIGHTS].tolist()) + ", …" * (len(self) > WEIGHTS)
         return f"LaplaceEnsemble({len(self)} members, weights by {self.weighting}: {shown}; {self.likelihood!r})"
 
 

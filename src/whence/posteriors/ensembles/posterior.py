@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
-from whence.engine.batches import Inputs, as_inputs, check_finite, size_of, tensors_in
+from whence.engine.batches import Inputs, as_inputs, check_count, check_finite, size_of, tensors_in
 from whence.engine.contexts import fused_attention_off
 from whence.engine.memory import sizes
-from whence.errors import BadData, BadOption
+from whence.errors import BadData, BadOption, explains_keywords
 from whence.functional import Network, tensors_of
 from whence.likelihoods import Likelihood, resolve
 from whence.linalg.dense import widened
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from whence.where.where import Where
 
 
+@explains_keywords
 def ensemble(
     models: Iterable[nn.Module],
     *,
@@ -158,6 +159,7 @@ class Ensemble(MemberPosterior):
         """The number of members."""
         return len(self.members)
 
+    @explains_keywords
     def predict(
         self,
         x: Any,
@@ -250,8 +252,7 @@ class Ensemble(MemberPosterior):
             return widened(stack.outputs(inputs))
         outputs = [self.members[member](inputs) for member in unique]
         for member, out in zip(unique, outputs, strict=True):
-            if len(out) != size_of(inputs):
-                raise BadData(f"member {member} returned {len(out)} outputs for {size_of(inputs)} inputs.")
+            check_count(out, size_of(inputs), f" of member {member}")
         check_output_shapes({member: tuple(out.shape[1:]) for member, out in zip(unique, outputs, strict=True)})
         return torch.stack([widened(out) for out in outputs])
 

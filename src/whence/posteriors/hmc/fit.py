@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Data, take, tensors_in
+from whence.engine.batches import take, tensors_in
 from whence.engine.checkpoint import CheckpointFile
 from whence.engine.files import digest, digest_of_values
 from whence.engine.options import check_interval
 from whence.engine.randomness import seed_from, seeded
-from whence.errors import BadOption, NotConverged, TooLarge, notice, one_of, whole_numbers
+from whence.errors import BadOption, NotConverged, TooLarge, explains_keywords, notice, one_of, whole_numbers
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
 from whence.posteriors.base import joint_block, layer_blocks
@@ -36,6 +36,7 @@ DRAWS_LIMIT = 2 * 2**30  # bytes of draws
 SPREAD = 0.5  # scatter of the starts around the trained weights, in prior standard deviations
 
 
+@explains_keywords
 @torch.inference_mode(False)
 def hmc(
     model: nn.Module,
@@ -115,9 +116,10 @@ def hmc(
     refuse_batch_statistics(wide)
     _check_size(sum(p.numel() for p in wide.params.values() if p.requires_grad) if layers is None else 0, limit)
     with seeded(0):  # a fixed order of a shuffling loader, without changing torch's generator
-        whole = read(wide, Data(data, wide.device, dtype), resolved, estimate)
+        whole = read(wide, wide.read(data), resolved, estimate)
     few = take(whole.inputs, slice(0, 2))
     wide.find_caches(few)
+    network.remember(few)
     names = chosen.resolve(wide, few)
     weights = joint_block(wide, names)
     _check_size(weights.size, limit)

@@ -19,7 +19,7 @@ from whence.engine.contexts import full_precision, outer_autocast
 from whence.engine.options import Execution
 from whence.engine.randomness import seed_from
 from whence.engine.ranks import Ranks, on_all_ranks
-from whence.errors import BadOption, notice, refuse_unknown
+from whence.errors import BadOption, explains_keywords, notice
 from whence.functional import Network
 from whence.likelihoods import (
     Bernoulli,
@@ -46,17 +46,6 @@ from whence.priors import RELATIVE, Prior, PriorPrecision, Relative, check_prior
 from whence.recording.blocks import MAX_FACTOR
 from whence.recording.plan import Plan
 from whence.recording.selection import Layers, Mask, selection
-
-OF_LAPLACE_TORCH = {  # options of other libraries, and what they are called here
-    "hessian_structure": "It is structure= here: 'kron', 'diag', 'full' or 'lowrank'.",
-    "subset_of_weights": "It is layers= here: 'last' for the last layer, None for all.",
-    "prior_prec": "It is prior_precision= here.",
-    "sigma_noise": "The noise belongs to the likelihood: likelihood=whence.Gaussian(noise=σ).",
-    "backend": "It is curvature= here: 'ggn', 'mc' or 'empirical'.",
-    "temperature": "See posterior.with_data_scale, whose argument is one over the temperature.",
-    "train_loader": "Pass the data as the second argument.",
-    "last_layer_name": "Pass layers=[name of the module].",
-}
 
 
 class LaplaceOptions(TypedDict, total=False):
@@ -108,7 +97,7 @@ def laplace(
     model: nn.Module,
     data: Any,
     *,
-    likelihood: Literal["regression"] | Gaussian | HeteroscedasticGaussian,
+    likelihood: Literal["regression", "heteroscedastic"] | Gaussian | HeteroscedasticGaussian,
     **options: Unpack[LaplaceOptions],
 ) -> Laplace[RegressionPrediction]: ...
 @overload
@@ -116,7 +105,7 @@ def laplace(
     model: nn.Module,
     data: Any,
     *,
-    likelihood: Poisson,
+    likelihood: Literal["poisson"] | Poisson,
     **options: Unpack[LaplaceOptions],
 ) -> Laplace[CountPrediction]: ...
 @overload
@@ -127,6 +116,7 @@ def laplace(
     likelihood: Likelihood | LikelihoodName,
     **options: Unpack[LaplaceOptions],
 ) -> Laplace[Prediction]: ...
+@explains_keywords
 @torch.inference_mode(False)
 @full_precision()
 @on_all_ranks
@@ -158,15 +148,16 @@ def laplace(
     cuda_graphs: bool | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float | None = None,
-    **unknown: Any,
 ) -> Laplace:
     """Turn a trained network into a Gaussian posterior over its weights, without training it again.
 
     Args:
         model: any trained ``nn.Module``. It is copied, and never changed.
-        data: the training data: a ``DataLoader``, a re-iterable of batches, or a pair of tensors.
+        data: the training data: a ``DataLoader``, a data set (of torch, or of Hugging Face), a re-iterable of batches,
+            a list of examples, or a pair of tensors.
         likelihood: ``"classification"``, ``"binary"``, ``"regression"`` (the noise is the root mean square of the
-            training residuals), or a :class:`whence.Likelihood`.
+            training residuals), ``"heteroscedastic"``, ``"poisson"``, ``"gaussian:0.3"`` (noise 0.3), or a
+            :class:`whence.Likelihood`.
         structure: how the curvature is kept: by Kronecker factors of each layer (``"kron"``), the same with exact
             eigenvalues (``"ekfac"``), its diagonal, a dense block for each layer, all of it (``"full"``), or its
             leading eigenpairs (``"lowrank"``).
@@ -199,7 +190,6 @@ def laplace(
         progress: whether a fit of more than some seconds shows a progress bar.
         offload, cuda_graphs, checkpoint, checkpoint_every: deprecated; pass ``execution``.
     """
-    refuse_unknown(unknown, "laplace", LaplaceOptions.__annotations__, OF_LAPLACE_TORCH)
     resolved, estimate = resolve(likelihood)
     earlier = {"offload": offload, "cuda_graphs": cuda_graphs, "checkpoint": checkpoint}
     options = FitOptions(

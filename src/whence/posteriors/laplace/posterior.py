@@ -16,7 +16,7 @@ from whence.engine.batches import Inputs
 from whence.engine.contexts import full_precision
 from whence.engine.options import Execution
 from whence.engine.ranks import WorkSharing
-from whence.errors import BadOption
+from whence.errors import BadOption, explains_keywords
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.gaussian import BlockGaussian, Damping
@@ -210,6 +210,7 @@ class Laplace(WeightPosterior[P_co]):
     def predict(self, x: Any, *, joint: Literal[False] = False, **options: Unpack[PredictOptions]) -> P_co: ...
     @overload
     def predict(self, x: Any, *, joint: Literal[True], **options: Unpack[PredictOptions]) -> JointPrediction: ...
+    @explains_keywords
     @full_precision()
     def predict(
         self,
@@ -259,6 +260,7 @@ class Laplace(WeightPosterior[P_co]):
 
         return gaussian_outputs(self, self.deviations, method, num_samples, generator, example)
 
+    @explains_keywords
     @full_precision()
     def where(
         self,
@@ -301,6 +303,7 @@ class Laplace(WeightPosterior[P_co]):
         """The same curvature with the prior added exactly, or to each Kronecker factor (Ritter's eq. 9)."""
         return replace(self, damping=Damping.checked(damping, self.curvature.options.structure), tuning=None)
 
+    @explains_keywords
     def tune(
         self,
         data: Any = None,
@@ -327,6 +330,7 @@ class Laplace(WeightPosterior[P_co]):
 
     # More data
 
+    @explains_keywords
     @full_precision()
     def update(
         self,

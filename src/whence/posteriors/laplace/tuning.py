@@ -16,6 +16,7 @@ from whence.likelihoods import Gaussian
 from whence.linalg.gaussian import Damping
 from whence.posteriors.laplace.description import Trial, Tuning
 from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
+from whence.posteriors.laplace.same_data import Overlap
 from whence.posteriors.laplace.search import ScaleSearch, Search, level
 from whence.predictive.collected import CollectedPredictions
 from whence.predictive.dispatch import Method, predict
@@ -83,8 +84,11 @@ def tuned_by(
     network = posterior.network
     loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
+    overlap = Overlap(posterior)
+    overlap.watch(loader)
     search = Search(posterior, loader, chosen, ScaleSearch(data_scale), num_samples, generator, progress)
     tuned = search.run(per_layer)
+    overlap.say()
     if not reference:
         return Tuned(tuned, search)
     from whence.where.novelty import with_reference

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whence.copies import copy_module, unwrap
 from whence.engine.randomness import preserved_random_state, resolve_seed
-from whence.errors import BadData, BadOption, whole_numbers
+from whence.errors import BadData, BadOption, explains_keywords, whole_numbers
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
 from whence.posteriors.swag.batch_norm import batch_norm_layers, random_inputs, set_batch_norm_statistics
@@ -24,6 +24,7 @@ from whence.training.settings import Settings
 from whence.training.supervised import SupervisedEpoch, SupervisedTraining
 
 
+@explains_keywords
 @torch.inference_mode(False)
 def swag(
     model: nn.Module,

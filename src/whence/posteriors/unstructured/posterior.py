@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whence.engine.batches import Inputs, tensors_in
 from whence.engine.contexts import full_precision
 from whence.engine.randomness import Points
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption, NotDefined, explains_keywords
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.posteriors.base import LayerStructure, Summary, WeightPosterior, layer_structures
@@ -149,6 +149,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
 
     # Predictions
 
+    @explains_keywords
     def predict(  # type: ignore[override]
         self,
         x: Any,

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from whence.engine.batches import Data, Inputs, is_pair, size_of, take
+from whence.engine.batches import Data, Inputs, size_of, take
 from whence.engine.checkpoint import CheckpointFile
 from whence.engine.randomness import derived_seed, resolve_seed, seed_from, seeded
-from whence.errors import BadData, BadOption, one_of, whole_numbers
+from whence.errors import BadData, BadOption, explains_keywords, one_of, whole_numbers
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
 from whence.posteriors.variational.elbo import ElboTraining, History, KlSchedule, KlWeight
@@ -23,11 +23,12 @@ from whence.posteriors.variational.parameters import selected_parameters
 from whence.posteriors.variational.posterior import Variational
 from whence.recording.selection import Layers
 from whence.training.checkpoint import TrainingCheckpoint
-from whence.training.feed import LoaderFeed, PairFeed, fingerprint
+from whence.training.feed import fingerprint, loader_feed
 from whence.training.loop import Plan, run
 from whence.training.schedules import Constant, Cosine
 
 
+@explains_keywords
 @torch.inference_mode(False)
 @torch.enable_grad()
 def variational(
@@ -131,14 +132,14 @@ def variational(
     )
     module.generator = None  # from here on each epoch seeds torch's default generator
     module.check(found.first)
-    feed = PairFeed(source, batch_size) if is_pair(source.source) else LoaderFeed(source)
+    feed = loader_feed(source, batch_size)
     rates: dict[str, Any] = {"lr": lr, "lr_std": lr_std, "num_samples": num_samples, "kl_draws": kl_draws}
     training = ElboTraining(
         module,
         feed,
         found.likelihood,
         size=found.size,
-        steps=feed.steps if isinstance(feed, PairFeed) else found.batches,
+        steps=found.batches if feed.steps is None else feed.steps,
         validation=checks,
         kl_weight=weight,
         seed=seed,

@@ -13,6 +13,7 @@ from torch import Tensor
 from whence.errors import BadOption, need, one_of
 from whence.report.figures import canvas
 from whence.tables import Table
+from whence.where.pixels import CHANNELS, input_shape
 from whence.where.where import Where
 
 if TYPE_CHECKING:
@@ -47,9 +48,8 @@ def weight_maps(
     ax = canvas.single(ax)
     if values.ndim > 2:
         values = values[:, None] if values.ndim == 3 else values.reshape(*values.shape[:2], -1, values.shape[-1])
-        transposed = "Transpose" in kinds[layer]  # its first index is the input
-        _tiles(ax, values, label, most, ("input channel", "filter") if transposed else ("filter", "input channel"))
-    elif (shape := _image(where, layer, values, shape)) is not None:
+        _tiles(ax, values, label, most, _dimensions(where, layer, kinds[layer]))
+    elif (shape := _image(where, layer, name, values, shape)) is not None:
         _tiles(ax, values.reshape(len(values), -1, *shape[-2:]), label, most, ("unit", "input channel"))
     else:
         tall, wide = (max(1, -(-size // LARGEST)) for size in values.shape)
@@ -63,6 +63,14 @@ def weight_maps(
     return ax
 
 
+def _dimensions(where: Where, layer: str, kind: str) -> tuple[str, str]:
+    """What the first two dimensions of a convolution's weight count."""
+    module = dict(where.posterior.snapshots[0].module.named_modules()).get(layer)
+    group = " of the group" * (getattr(module, "groups", 1) > 1)
+    transposed = "Transpose" in kind  # its first index is the input
+    return ("input channel", f"filter{group}") if transposed else ("filter", f"input channel{group}")
+
+
 def _weights(table: Table, of: str) -> tuple[str, np.ndarray]:
     """The largest parameter of a layer, and its values in their shape; a vector as a matrix of one row."""
     counts = Counter(table["parameter"])
@@ -74,7 +82,9 @@ def _weights(table: Table, of: str) -> tuple[str, np.ndarray]:
     return name, placed.reshape(1, -1) if placed.ndim == 1 else placed
 
 
-def _image(where: Where, layer: str, values: np.ndarray, shape: Sequence[int] | None) -> tuple[int, ...] | None:
+def _image(
+    where: Where, layer: str, parameter: str, values: np.ndarray, shape: Sequence[int] | None
+) -> tuple[int, ...] | None:
     """The shape of the image that a row of the matrix reads; None if it reads none."""
     if shape is not None:
         if len(shape) not in (2, 3) or math.prod(shape) != values.shape[1]:
@@ -83,9 +93,8 @@ def _image(where: Where, layer: str, values: np.ndarray, shape: Sequence[int] | 
                 "which must match (height, width) or (channels, height, width)."
             )
         return tuple(shape)
-    seen = tuple(getattr(where.inputs, "shape", ()))[1:]
-    reads = where.layers[0].name == layer and len(seen) in (2, 3) and math.prod(seen) == values.shape[1]
-    return seen if reads else None
+    seen = input_shape(where.posterior.snapshots[0], parameter, where.inputs)
+    return seen if seen is None or len(seen) == 2 or seen[-1] > CHANNELS or seen[0] <= CHANNELS else None
 
 
 def _tiles(ax: Axes, values: np.ndarray, label: str, most: int, words: tuple[str, str]) -> None:

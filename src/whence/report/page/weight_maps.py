@@ -18,6 +18,7 @@ QUANTITIES = {
     "std": "posterior standard deviation",
     "identified": "identified (0 = only by the prior, 1 = by the data)",
 }
+MAGNITUDES = "mean magnitude of neighbouring weights"
 MOST = 16  # tiles
 GAP = 0.02  # of the width, between tiles
 NAME = 24  # pixels, for the name above a tile
@@ -37,7 +38,7 @@ def weight_map(found: WeightMap) -> Chart:
     return {
         "layer": found.layer, "wide": wide, "narrow": narrow,
         "data": {key: [_tile(tile, i, key) for i, tile in enumerate(tiles)] for key in QUANTITIES},
-        "colours": {key: _colours(tiles, key) for key in QUANTITIES},
+        "colours": {key: _colours(tiles, key, bool(found.magnitudes)) for key in QUANTITIES},
     }  # fmt: skip
 
 
@@ -103,21 +104,25 @@ def _tile(tile: Tile, i: int, key: str) -> Chart:
     return dict(trace.to_plotly_json())
 
 
-def _colours(tiles: Sequence[Tile], key: str) -> Chart:
-    """One scale for all tiles: diverging for weights, from 0 to 1 for identified."""
+def _colours(tiles: Sequence[Tile], key: str, magnitudes: bool = False) -> Chart:
+    """One scale for all tiles: diverging for weights, from 0 for their magnitudes, from 0 to 1 for identified."""
     flat = [value for tile in tiles for line in getattr(tile, key) for value in line if value is not None]
     low, high = min(flat, default=0.0), max(flat, default=1.0)
-    if key == "weight":
+    signed = key == "weight" and not magnitudes
+    if signed:
         high = max(abs(low), abs(high)) or 1.0
         low = -high
     elif key == "identified":
         low, high = min(0.0, low), 1.0
+    elif key == "weight":
+        low = 0.0
     if not math.isfinite(high - low) or high <= low:
         high = low + 1.0
+    title = MAGNITUDES if magnitudes and key == "weight" else QUANTITIES[key]
     bar = {"orientation": "h", "thickness": 10, "y": 0, "yanchor": "top", "ypad": 14, "len": 0.6, "nticks": 5,
-           "outlinewidth": 0, "title": {"text": QUANTITIES[key], "side": "top"}}  # fmt: skip
+           "outlinewidth": 0, "title": {"text": title, "side": "top"}}  # fmt: skip
     objects = need("plotly.graph_objects", "report")
-    scale = SIGNED if key == "weight" else MAP.capitalize()
+    scale = SIGNED if signed else MAP.capitalize()
     axis = objects.layout.Coloraxis(
         cmin=significant(low), cmax=significant(high), colorscale=_scale(scale), colorbar=bar
     )

@@ -19,6 +19,7 @@ from whence.report.record.common import (
     Numbers,
     RejectionCurve,
     Run,
+    Sentence,
     Sentences,
     SetSize,
     TaskName,
@@ -55,6 +56,7 @@ class MetricOfMethods(MetricName):
     values: tuple[Estimate | None, ...]
     best: tuple[bool, ...]
     difference: tuple[Estimate | None, ...]
+    note: Sentence | None = None  # why a method is not marked as best
 
     @property
     def is_paired(self) -> bool:

@@ -145,6 +145,7 @@ class WeightMap:
     width: Count
     note: Sentence
     tiles: tuple[Tile, ...]
+    magnitudes: bool | None = None  # whether "weight" holds mean magnitudes of neighbours
 
 
 class Probability(NamedTuple):
@@ -265,6 +266,10 @@ class PrunedNetwork:
     accuracy: Number
     rmse: Number
     nll: Number
+    change: Number = None  # of the accuracy, the error or the log loss, with its 95% interval
+    change_low: Number = None
+    change_high: Number = None
+    examples: int | None = None
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def _scores(record: Compared, width: int) -> RenderableType:
         columns.append(("memory", [Text(size(method.memory)) for method in record.methods]))
     note = "* best, or not significantly worse than the best; ↓ lower is better, ↑ higher"
     note += "; 95% intervals" if width >= WIDE else ""
-    return section("Methods on test data", _tables("method", record.names, columns, width), note=note)
+    notes = [metric.note for metric in record.metrics if metric.note]
+    return section("Methods on test data", _tables("method", record.names, columns, width), notes, note)
 
 
 def _score(value: Estimate | None, best: bool, width: int) -> Text:

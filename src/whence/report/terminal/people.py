@@ -45,7 +45,7 @@ def _two_classes(two: TwoClasses) -> RenderableType:
         if value is not None:
             add_row(table, name, estimate(value), whole(value.count))
     note = f"positive: {two.positive}, negative: {two.negative}; positive above a probability of {two.threshold:g}"
-    return section("The decision", table, (), f"{note}; exact 95 % intervals of rates")
+    return section("The decision", table, (), f"{note}; exact 95% intervals of rates")
 
 
 def _classes(rows: list[ClassCalibration]) -> RenderableType:
@@ -92,4 +92,4 @@ def groups_section(found: Groups, wide: bool) -> RenderableType:
                 error,
             )
         parts.append(table)
-    return section("Groups of test inputs", Group(*parts), found.words, "95 % intervals; more metrics on the page")
+    return section("Groups of test inputs", Group(*parts), found.words, "95% intervals; more metrics on the page")

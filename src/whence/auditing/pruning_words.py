@@ -1,0 +1,135 @@
+"""What a pruning curve shows, in words that hold for the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from whence.extras.pruning.curve import PruneRow
+
+CRITERIA = {
+    "snr": "signal to noise",
+    "identified": "how well they are identified",
+    "saliency": "saliency",
+    "magnitude": "size",
+    "random": "chance",
+}
+RANDOM = "random"
+LOST = 0.01  # loss of accuracy, or relative increase of the error
+
+
+def most_frequent(targets: Tensor | None) -> float | None:
+    """The share of the most frequent label, which guessing would get right; None without labels."""
+    if targets is None or not targets.numel():
+        return None
+    labels = targets.reshape(-1)
+    counts = labels[labels >= 0].long().unique(return_counts=True)[1]
+    return None if not len(counts) else float(counts.max() / counts.sum())
+
+
+def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
+    """How much each criterion can prune before performance drops.
+
+    A fraction counts only if every smaller one is acceptable too: what a curve does after it has collapsed does not.
+    """
+    whole = rows[0]
+    if chance is not None and whole.accuracy is not None and whole.accuracy <= chance + LOST:
+        return (
+            f"The network with all its weights answers {whole.accuracy:.1%} of the inputs correctly{_count(whole)}, no "
+            f"more than always giving the most frequent answer would ({chance:.1%}). Its accuracy cannot show what "
+            "pruning costs."
+        )
+    curves = {by: sorted((r for r in rows if r.by == by), key=lambda r: r.sparsity) for by in _criteria(rows)}
+    kept = {by: _acceptable(curve, whole) for by, curve in curves.items()}
+    best = max((by for by in kept), key=lambda by: (_pruned(kept[by][-1], whole), by != RANDOM))
+    last = kept[best][-1]
+    following = next((row for row in curves[best] if row.sparsity > last.sparsity), None)
+    if not _pruned(last, whole):
+        return _nothing(following, whole, best)
+    words = f"Ranked by {CRITERIA[best]}, {_pruned(last, whole):.0%} of all weights can be pruned before {_loss(whole)}"
+    if best != RANDOM and RANDOM in kept:
+        words += f"; at random, {_pruned(kept[RANDOM][-1], whole):.0%}"
+    words += f". {_change(last, whole)}"
+    if following is not None:
+        words += f" With {_pruned(following, whole):.0%} removed it {_moved(following, whole)}."
+        if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
+            words += " Larger fractions at which it recovers are not counted."
+    return words
+
+
+def _criteria(rows: Sequence[PruneRow]) -> list[str]:
+    return list(dict.fromkeys(row.by for row in rows))
+
+
+def _acceptable(curve: Sequence[PruneRow], whole: PruneRow) -> list[PruneRow]:
+    """The rows up to the first that is worse than the whole network; at least the first."""
+    found = [curve[0]]
+    for row in curve[1:]:
+        if not _fits(row, whole):
+            break
+        found.append(row)
+    return found if _fits(curve[0], whole) else [whole]
+
+
+def _fits(row: PruneRow, whole: PruneRow) -> bool:
+    if row.accuracy is not None and whole.accuracy is not None:
+        return row.accuracy >= whole.accuracy - LOST
+    if row.rmse is not None and whole.rmse is not None:
+        return row.rmse <= whole.rmse * (1 + LOST)
+    return row.nll <= whole.nll + LOST
+
+
+def _pruned(row: PruneRow, whole: PruneRow) -> float:
+    """The share of all weights that is removed."""
+    return 1 - row.parameters / whole.parameters
+
+
+def _nothing(first: PruneRow | None, whole: PruneRow, by: str) -> str:
+    if first is None:
+        return "No fraction was tried."
+    return (
+        f"No criterion can prune {_pruned(first, whole):.0%} of all weights, the smallest fraction that was tried, "
+        f"before {_loss(whole)}: ranked by {CRITERIA[by]}, it {_moved(first, whole)}{_interval(first, whole)}."
+    )
+
+
+def _loss(whole: PruneRow) -> str:
+    if whole.accuracy is not None:
+        return "more than one point of accuracy is lost"
+    return "the error grows by more than 1%" if whole.rmse is not None else "the log loss grows by more than 0.01 nats"
+
+
+def _change(row: PruneRow, whole: PruneRow) -> str:
+    """The change at the largest fraction that counts, with its interval."""
+    what = "accuracy" if whole.accuracy is not None else "error" if whole.rmse is not None else "log loss"
+    return f"There the {what} {_moved(row, whole)}{_interval(row, whole)}."
+
+
+def _moved(row: PruneRow, whole: PruneRow) -> str:
+    if row.accuracy is not None and whole.accuracy is not None:
+        by = row.accuracy - whole.accuracy
+        return "stays the same" if not by else f"{'falls' if by < 0 else 'rises'} by {100 * abs(by):.1f} points"
+    if row.rmse is not None and whole.rmse is not None:
+        by = row.rmse / whole.rmse - 1
+        return f"{'grows' if by > 0 else 'falls'} by {abs(by):.1%}"
+    by = row.nll - whole.nll
+    return f"{'grows' if by > 0 else 'falls'} by {abs(by):.3f} nats"
+
+
+def _interval(row: PruneRow, whole: PruneRow) -> str:
+    """The 95% interval of the change, and the number of examples."""
+    low, high = row.change_low, row.change_high
+    if low is None or high is None:
+        return ""
+    if whole.accuracy is not None:
+        shown = f"{100 * low:+.1f} to {100 * high:+.1f} points"
+    elif whole.rmse is not None:
+        shown = f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}"
+    else:
+        shown = f"{low:+.3f} to {high:+.3f} nats"
+    return f" (95% interval {shown}; n = {row.examples or 0:,})"
+
+
+def _count(row: PruneRow) -> str:
+    return "" if row.examples is None else f" (n = {row.examples:,})"
