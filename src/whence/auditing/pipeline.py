@@ -23,6 +23,7 @@ from whence.auditing.run import OnLeft, OnStep, Progress, now, progress_over
 from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
+from whence.auditing.tracing import Tracer
 from whence.auditing.verdict import Found, verdict
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
@@ -120,6 +121,7 @@ def audit(
     A section that cannot be computed is omitted, and the record says why. Ctrl-C ends the audit and keeps what is
     finished, once there is a posterior.
     """
+    tracer = Tracer(audit, locals())
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
     chosen = _chosen(sections, bool(methods), quick)
@@ -136,6 +138,7 @@ def audit(
                 "validation": read_examples(validation, "validation", examples),
                 "ood": read_examples(ood, "ood", examples, targets=False),
             }
+            tracer.read(sets)
         bars = progress and on_step is None
         fit = FitOptions(
             structure,
@@ -150,7 +153,7 @@ def audit(
             profiled,
             QUICK_TUNED if quick else None,
         )
-        fitted = fit.posterior(model, train, likelihood, sets, log)
+        fitted = fit.posterior(model, tracer.train, likelihood, sets, log)
         posterior = fitted.posterior
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
@@ -171,7 +174,8 @@ def audit(
             validation_prediction=fitted.validation,
         )
         context, found = _sections(context, chosen, log)
-    return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
+    made = tracer.traced(_record(context, found, log, title), posterior)
+    return Audit(made, context.with_reference(), context.profile_posterior)
 
 
 # Options

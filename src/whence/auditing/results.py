@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from whence.auditing.verification import Verification, unchanged, verify
 from whence.errors import need, one_of
 from whence.posteriors.base import Posterior
 from whence.report import figures
@@ -14,6 +16,7 @@ from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import to_json
 from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
+from whence.report.record.trace import record_digest
 from whence.tables import text
 
 
@@ -67,8 +70,36 @@ class Audit(_Shown):
     results: AuditRecord = field(repr=False)
     posterior: Posterior | None = field(default=None, repr=False)
     profile_posterior: Posterior | None = field(default=None, repr=False)
+    read_digest: str | None = field(default=None, repr=False, compare=False)  # of the file that it was read from
     record_type: ClassVar[type[AuditRecord]] = AuditRecord
     schema: ClassVar[str] = schema_id(AuditRecord)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file written by :meth:`json`. :meth:`verify` says whether it was changed since."""
+        results = read_record(path, cls.record_type)
+        return cls(results, read_digest=record_digest(json.loads(Path(path).read_text(encoding="utf-8"))))
+
+    def verify(
+        self,
+        model: Any = None,
+        *,
+        train: Any = None,
+        validation: Any = None,
+        test: Any = None,
+        ood: Any = None,
+        digest: str | None = None,
+    ) -> Verification:
+        """Check that the record is unchanged, and that a network and data are those that were audited.
+
+        ``model`` is the network, its state dict or a posterior (for an ensemble also a list of networks); ``digest``
+        is the record's SHA-256 as it is known from elsewhere, or at least its first 12 digits.
+        """
+        trace = self.results.trace
+        found = self.read_digest or record_digest(self.record)
+        same = unchanged("record", found, None if trace is None else trace.record)
+        data = {"train": train, "validation": validation, "test": test, "ood": ood}
+        return verify(trace, same, model, data, digest)
 
     @property
     def interrupted(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import traceback
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -49,6 +51,24 @@ STEPS = {
     "answers": "writing the answers",
     "scores": "scoring the methods",
 }
+
+
+_line: ContextVar[str | None] = ContextVar("_line", default=None)
+
+
+@contextlib.contextmanager
+def running(args: list[str]) -> Iterator[None]:
+    """While the command runs with these arguments."""
+    token = _line.set(shlex.join(["whence", *args]))
+    try:
+        yield
+    finally:
+        _line.reset(token)
+
+
+def command_line() -> str | None:
+    """The command line that is being run."""
+    return _line.get()
 
 
 @dataclass

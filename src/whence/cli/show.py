@@ -38,12 +38,11 @@ def show(
 ) -> None:
     """Print a saved posterior, audit or comparison in the terminal. The network is not needed."""
     with Output(False, as_json, debug).guarded() as output:
-        path = _in_folder(file) if file.is_dir() else file
+        path = in_folder(file) if file.is_dir() else file
         if not path.is_file():
             raise BadFile(f"there is no file {path}.")
-        with path.open("rb") as opened:
-            start = opened.read(4096).lstrip()
-        if path.suffix.lower() in (".html", ".htm") or start[:9].lower() in (b"<!doctype", b"<html"):
+        start = _start(path)
+        if is_page(path):
             beside = path.with_suffix(".json")
             other = f"run: whence show {beside}" if beside.is_file() else "show the .json next to it"
             raise BadFile(f"{path} is a page: open it in a browser, or {other}.")
@@ -59,7 +58,17 @@ def show(
             output.result(terminal.audit_view, record, plain)
 
 
-def _in_folder(folder: Path) -> Path:
+def _start(path: Path) -> bytes:
+    with path.open("rb") as opened:
+        return opened.read(4096).lstrip()
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page, by its name or its first letters."""
+    return path.suffix.lower() in (".html", ".htm") or _start(path)[:9].lower() in (b"<!doctype", b"<html")
+
+
+def in_folder(folder: Path) -> Path:
     for name in ("audit.json", "comparison.json"):
         if (folder / name).is_file():
             return folder / name

@@ -14,7 +14,7 @@ import numpy as np
 
 from whence.errors import need
 from whence.report import formatting
-from whence.report.page import icicle, names, theme
+from whence.report.page import icicle, names, seal, theme
 from whence.report.page.charts import (
     CRITERIA,
     audit_charts,
@@ -28,6 +28,7 @@ from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, ComparisonSection, LayersOfMethods
+from whence.report.record.convert import to_json
 from whence.report.record.sections import Novelty, Profile, View
 
 Context = dict[str, Any]  # variables of the templates
@@ -49,7 +50,9 @@ def render(record: AuditRecord | ComparisonRecord, most: int = icicle.MOST) -> s
     bundle = need("plotly.offline", "report").get_plotlyjs().replace("</script", "<\\/script")
     shown, prefix = names.without_common(record)
     found = _audit(shown, most) if isinstance(shown, AuditRecord) else _comparison(shown)
-    return str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix))
+    trace = record.trace if isinstance(record, AuditRecord) else None
+    found["seal"] = trace and {"empty": seal.EMPTY, "trace": embedded(to_json(trace))}
+    return seal.sealed(str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix)))
 
 
 def embedded(data: Any) -> str:

@@ -26,6 +26,7 @@ from whence.report.record.common import (
 )
 from whence.report.record.comparison import ComparisonSection
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
+from whence.report.record.trace import Trace
 
 RATE = "error rate"  # Deferral.error if answers are right or wrong
 
@@ -256,3 +257,4 @@ class AuditRecord(Header):
     pruning: Pruning | None
     answers: tuple[Answer, ...] | None
     run: AuditRun
+    trace: Trace | None = None
