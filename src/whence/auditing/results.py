@@ -48,6 +48,26 @@ class _Shown:
 
         return write_page(path, render(self.results))
 
+    def pdf(self, path: str | Path) -> Path:
+        """Print the page to a PDF: A4, details open. Needs Chromium, Chrome or Edge on this machine."""
+        from whence.report.browser import find_browser, print_page
+        from whence.report.page import render
+
+        find_browser()  # before the work
+        return print_page(render(self.results), Path(path))
+
+    def tables(self, folder: str | Path) -> list[Path]:
+        """Write every table as CSV to a folder; returns the files."""
+        from whence.report.export import write_tables
+
+        return write_tables(self.results, folder)
+
+    def figures(self, folder: str | Path, format: Literal["png", "svg"] = "png") -> list[Path]:
+        """Write every figure of the page to a folder; returns the files. Needs Chromium, Chrome or Edge."""
+        from whence.report.export import write_figures
+
+        return write_figures(self.results, folder, format)
+
     def json(self, path: str | Path) -> Path:
         """Write the record; :func:`whence.auditing.schema` describes it."""
         return write_record(path, self.results)

@@ -55,6 +55,15 @@ def render(record: AuditRecord | ComparisonRecord, most: int = icicle.MOST) -> s
     return seal.sealed(str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix)))
 
 
+def pictures_page(record: AuditRecord | ComparisonRecord, format: str) -> str:
+    """The page with a script that leaves every chart as an image in ``<pre id="answer">``."""
+    profile = record.profile if isinstance(record, AuditRecord) else None
+    kinds = ("set", "difference", "prior")
+    views = [view.key for view in profile.views if view.kind in kinds] if profile and profile.nodes else []
+    script = _environment().get_template("pictures.html.j2").render(format=format, views=embedded(views))
+    return render(record).replace("</body>", f'<pre id="answer" hidden></pre><script>{script}</script></body>')
+
+
 def embedded(data: Any) -> str:
     """JSON that is safe inside a script element, for any strings."""
     text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
