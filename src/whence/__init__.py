@@ -17,7 +17,7 @@ from whence.recording.selection import subnetwork
 
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
-    from whence.auditing import Audit, Comparison, audit, compare
+    from whence.auditing import Audit, Comparison, Diff, audit, compare, diff
     from whence.extras.pruning.compact import compact
     from whence.extras.pruning.curve import PruneCurve, prune_curve
     from whence.extras.pruning.masks import prune
@@ -37,6 +37,7 @@ __all__ = [
     "Categorical",
     "Comparison",
     "Custom",
+    "Diff",
     "Dropout",
     "Ensemble",
     "Execution",
@@ -67,6 +68,7 @@ __all__ = [
     "compare",
     "compare_detectors",
     "detectors",
+    "diff",
     "dropout",
     "ensemble",
     "errors",
@@ -93,6 +95,7 @@ __all__ = [
 _LATER = {
     "Audit": "auditing",
     "Comparison": "auditing",
+    "Diff": "auditing",
     "Dropout": "posteriors.dropout",
     "Ensemble": "posteriors.ensembles",
     "LaplaceEnsemble": "posteriors.ensembles",
@@ -109,6 +112,7 @@ _LATER = {
     "VariationalModule": "posteriors.variational",
     "audit": "auditing",
     "compare": "auditing",
+    "diff": "auditing",
     "dropout": "posteriors.dropout",
     "ensemble": "posteriors.ensembles",
     "variational": "posteriors.variational",

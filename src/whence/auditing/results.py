@@ -12,18 +12,21 @@ from whence.auditing.verification import Verification, unchanged, verify
 from whence.errors import need, one_of
 from whence.posteriors.base import Posterior
 from whence.report import figures
+from whence.report.card import card
 from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import to_json
+from whence.report.record.difference import DiffRecord
 from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
 from whence.report.record.trace import record_digest
 from whence.tables import text
 
+RECORDS: dict[str, type[Any]] = {"audit": AuditRecord, "comparison": ComparisonRecord, "diff": DiffRecord}
 
-def schema(of: Literal["audit", "comparison"] = "audit") -> dict[str, Any]:
+
+def schema(of: Literal["audit", "comparison", "diff"] = "audit") -> dict[str, Any]:
     """The JSON schema of a record (draft 2020-12)."""
-    one_of(of, ("audit", "comparison"), "schema")
-    return json_schema(AuditRecord if of == "audit" else ComparisonRecord)
+    return json_schema(RECORDS[one_of(of, RECORDS, "schema")])
 
 
 class _Shown:
@@ -62,11 +65,11 @@ class _Shown:
 
         return write_tables(self.results, folder)
 
-    def figures(self, folder: str | Path, format: Literal["png", "svg"] = "png") -> list[Path]:
+    def figures(self, folder: str | Path, kind: Literal["png", "svg"] = "png") -> list[Path]:
         """Write every figure of the page to a folder; returns the files. Needs Chromium, Chrome or Edge."""
         from whence.report.export import write_figures
 
-        return write_figures(self.results, folder, format)
+        return write_figures(self.results, folder, kind)
 
     def json(self, path: str | Path) -> Path:
         """Write the record; :func:`whence.auditing.schema` describes it."""
@@ -120,6 +123,10 @@ class Audit(_Shown):
         same = unchanged("record", found, None if trace is None else trace.record)
         data = {"train": train, "validation": validation, "test": test, "ood": ood}
         return verify(trace, same, model, data, digest)
+
+    def card(self, path: str | Path) -> Path:
+        """Write a model card: Markdown with Hugging Face's front matter. Fields for you to fill in are marked."""
+        return write_page(path, card(self.results))
 
     @property
     def interrupted(self) -> bool:
@@ -211,5 +218,22 @@ class Comparison(_Shown):
             rows.append([method.name, *cells, f"{method.seconds:.2g} s"])
         table = text(["method", *(metric.label for metric in self.results.metrics), "time"], rows)
         return "\n".join([self.results.title, table, *self.results.words])
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Diff(_Shown):
+    """Made by :func:`whence.diff`: what changed between two audits. False if nothing did, except dates and times."""
+
+    results: DiffRecord = field(repr=False)
+    record_type: ClassVar[type[DiffRecord]] = DiffRecord
+    schema: ClassVar[str] = schema_id(DiffRecord)
+
+    def __bool__(self) -> bool:
+        return not self.results.is_empty
+
+    def __str__(self) -> str:
+        return "\n".join([self.results.title, *self.results.words])
 
     __repr__ = __str__

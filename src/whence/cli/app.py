@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import whence
-from whence.cli import audit, compare, demo, prune, show, verify
+from whence.cli import audit, compare, demo, diff, prune, show, verify
 from whence.cli.options import CODES, option
 from whence.cli.output import BAD_INPUT, Output, running
 
@@ -27,6 +27,7 @@ app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=show.EPILOG)(show.show)
+app.command(epilog=diff.EPILOG)(diff.diff)
 app.command("verify", epilog=verify.EPILOG)(verify.verify_file)
 app.command(epilog=prune.EPILOG)(prune.prune)
 

@@ -111,6 +111,14 @@ class Output:
         if open_page and page is not None:
             webbrowser.open(Path(page).absolute().as_uri())
 
+    def written(self, paths: dict[str, str]) -> None:
+        """Print where files were written."""
+        if self.json:
+            print(json.dumps(paths), file=self.out, flush=True)
+        elif not self.quiet:
+            for name, path in paths.items():
+                Console(file=self.out, highlight=False).print(f"{name:<9}{path}", soft_wrap=True, markup=False)
+
     def write_page(self, found: Any, record: Path) -> str | None:
         """Write the page next to the record, or print a note if packages for it are missing."""
         try:

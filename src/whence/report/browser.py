@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from whence.errors import BadFile, MissingExtra
+from whence.errors import BadFile, BadOption, MissingExtra
 
 NAMES = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge",
@@ -49,6 +49,8 @@ def find_browser() -> str:
 
 def print_page(page: str, path: Path) -> Path:
     """Print a page to a PDF file."""
+    if path.is_dir():
+        raise BadOption(f"{path} is a folder; pass the name of a file in it.")
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "page.html", Path(folder) / "page.pdf"
         source.write_text(page, encoding="utf-8")

@@ -15,9 +15,7 @@ from urllib.parse import unquote
 from whence.engine.files import replacing, write_text
 from whence.errors import BadFile, BadOption, one_of
 from whence.report.browser import answer_of
-from whence.report.page.render import pictures_page
-from whence.report.record.audit import AuditRecord
-from whence.report.record.comparison import ComparisonRecord
+from whence.report.page.render import Record, pictures_page
 from whence.report.record.common import Header
 from whence.report.record.sections import Profile, WeightMap
 
@@ -155,19 +153,17 @@ def _profile(profile: Profile) -> Iterator[Row]:
 # Figures
 
 
-def write_figures(
-    record: AuditRecord | ComparisonRecord, folder: str | Path, format: Literal["png", "svg"] = "png"
-) -> list[Path]:
+def write_figures(record: Record, folder: str | Path, kind: Literal["png", "svg"] = "png") -> list[Path]:
     """Write every figure of the page to ``folder``, drawn by a browser."""
-    one_of(format, FORMATS, "format")
-    drawn = answer_of(pictures_page(record, format))
+    one_of(kind, FORMATS, "kind")
+    drawn = answer_of(pictures_page(record, kind))
     if "error" in drawn:
         raise BadFile(f"a figure could not be drawn: {drawn['error']}.")
     folder, found = _made(folder), []
     for name, address in drawn.items():
         head, _, body = address.partition(",")
         data = base64.b64decode(body) if head.endswith(";base64") else unquote(body).encode()
-        path = folder / f"{_file_name(name)}.{format}"
+        path = folder / f"{_file_name(name)}.{kind}"
         with replacing(path) as temporary:
             temporary.write_bytes(data)
         found.append(path)

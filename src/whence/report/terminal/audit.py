@@ -48,7 +48,9 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
         _novelty(record.novelty) if record.novelty else None,
         _answers(record.answers) if record.answers else None,
         section("About this audit", facts([*_posterior_facts(record), *run_facts(record.run)])),
-        section("Where it comes from", facts(trace_facts(record.trace)), note="digests: SHA-256") if record.trace else None,
+        section("Where it comes from", facts(trace_facts(record.trace)), note="digests: SHA-256")
+        if record.trace
+        else None,
     ]
     return Group(*(part for part in parts if part is not None))
 
