@@ -33,6 +33,7 @@ from whence.report.record.sections import Shares
 T = TypeVar("T")
 LEVEL = 0.95
 NAMED = 4  # metrics that a sentence names
+FLAGGED: dict[str, Better] = {"reference": "lower", "test": "lower", "ood": "higher"}  # which values are good
 SETS = ("train", "validation", "test", "ood")
 KINDS = {"plain": "trained network", "recalibrated": "recalibrated", "bayesian": "with the posterior"}
 HOW = (
@@ -189,8 +190,9 @@ def _novelty(old: AuditRecord, new: AuditRecord) -> Iterator[ChangedValue]:
     for before, after in _joined(sets[0], sets[1], lambda row: row.key):
         known: Any = after or before
         flagged = [None if row is None else proportion(row.flagged, row.inputs) for row in (before, after)]
-        better: Better = "higher" if known.key == "ood" else "lower"
-        yield _value("flagged", "flagged as novel", better, "Share of the inputs of a set.", known.label, *flagged)
+        yield _value(
+            "flagged", "flagged as novel", FLAGGED[known.key], "Share of the inputs of a set.", known.label, *flagged
+        )
     detectors = [(one.detectors if one else None) or () for one in found]
     for first, second in _joined(detectors[0], detectors[1], lambda row: row.name):
         one: Any = second or first

@@ -16,9 +16,9 @@ import whence
 from whence.cli import options
 from whence.cli.audit import audit_summary
 from whence.cli.compare import comparison_summary
-from whence.cli.summaries import diff_summary
 from whence.cli.options import OUTPUT, PictureFormat, option
 from whence.cli.output import Output
+from whence.cli.summaries import diff_summary
 from whence.engine.files import read_meta
 from whence.errors import BadFile, BadOption
 from whence.io import FORMAT, KINDS_OF_DRAWS
@@ -43,9 +43,9 @@ def show(
     figures: Annotated[
         Path | None, option(OUTPUT, "DIR", "Write every figure to this folder (by the browser).")
     ] = None,
-    picture: Annotated[PictureFormat, option(OUTPUT, "NAME", "Format of the figures: png or svg.", "--format")] = (
-        PictureFormat.png
-    ),
+    picture: Annotated[
+        PictureFormat | None, option(OUTPUT, "NAME", "Format of --figures: png or svg.", "--format", show_default="png")
+    ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -56,6 +56,8 @@ def show(
     wanted = {"html": html, "pdf": pdf, "card": card, "tables": tables, "figures": figures}
     chosen = {name: path for name, path in wanted.items() if path is not None}
     with Output(False, as_json, debug).guarded() as output:
+        if picture is not None and figures is None:
+            raise BadOption("--format is the format of --figures DIR, which is missing.")
         path = in_folder(file) if file.is_dir() else file
         if not path.is_file():
             raise BadFile(f"there is no file {path}.")
@@ -69,7 +71,7 @@ def show(
                 raise BadOption(f"--{next(iter(chosen))} needs an audit or a comparison, but {path} is a posterior.")
             _show_posterior(path, output)
         elif chosen:
-            _write(path, start, chosen, picture, output)
+            _write(path, start, chosen, picture or PictureFormat.png, output)
         elif b'"whence.diff/' in start:
             changes = whence.Diff.read(path).results
             output.result(

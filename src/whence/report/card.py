@@ -15,6 +15,7 @@ COLUMNS = {"plain": "trained network", "recalibrated": "recalibrated", "bayesian
 TYPES = {"auroc": "roc_auc", "brier": "brier_score"}  # names of metrics at Hugging Face
 TASK = {"classification": "classification", "binary": "classification", "regression": "regression"}
 IMAGE_CHANNELS = (1, 3, 4)
+BREAKS = "\x7f\x85\u2028\u2029\ufeff"  # letters that end a line or are not allowed in YAML
 TODO = {
     "Intended use": "Who should use this network, for which inputs and decisions?",
     "Out-of-scope use": "For what should it not be used? Which inputs were never meant for it?",
@@ -227,4 +228,6 @@ def _percent(value: float | None) -> str:
 
 
 def _quoted(text: Any) -> str:
-    return json.dumps(str(text), ensure_ascii=False)
+    """A string of YAML in double quotes, on one line."""
+    found = json.dumps(str(text), ensure_ascii=False)
+    return "".join(f"\\u{ord(letter):04x}" if letter in BREAKS else letter for letter in found)

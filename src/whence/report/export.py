@@ -15,12 +15,12 @@ from urllib.parse import unquote
 from whence.engine.files import replacing, write_text
 from whence.errors import BadFile, BadOption, one_of
 from whence.report.browser import answer_of
+from whence.report.compared_tables import Row, Tables, compared_tables
 from whence.report.page.render import Record, pictures_page
 from whence.report.record.common import Header
+from whence.report.record.comparison import Compared, ComparisonRecord
 from whence.report.record.sections import Profile, WeightMap
 
-Row = dict[str, Any]
-Tables = dict[str, list[Row]]
 FORMATS = ("png", "svg")
 NOT_TABLES = ("pixels", "row")  # pictures and features of single inputs
 KEYS = ("set", "name", "key", "label", "layer", "by", "index")  # fields by which rows of a table inside a row are known
@@ -59,6 +59,11 @@ def _collect(value: Any, place: str, before: Row, found: Tables) -> None:
     """Add the tables inside a record to ``found``; ``before`` are columns that say where rows come from."""
     if isinstance(value, Profile):
         found[f"{place}.shares"] = list(_profile(value))
+        return
+    if isinstance(value, Compared):
+        found |= {f"{place}.{name}".lstrip("."): rows for name, rows in compared_tables(value).items()}
+        if isinstance(value, ComparisonRecord):
+            _collect(value.run, "run", {}, found)
         return
     for one in fields(value):
         inside, name = getattr(value, one.name), f"{place}.{one.name}".lstrip(".")
