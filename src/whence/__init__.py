@@ -17,7 +17,7 @@ from whence.recording.selection import subnetwork
 
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
-    from whence.auditing import Audit, Comparison, audit, compare
+    from whence.auditing import Audit, Comparison, Diff, audit, compare, diff
     from whence.extras.pruning.compact import compact
     from whence.extras.pruning.curve import PruneCurve, prune_curve
     from whence.extras.pruning.masks import prune
@@ -38,6 +38,7 @@ __all__ = [
     "Categorical",
     "Comparison",
     "Custom",
+    "Diff",
     "Dropout",
     "Ensemble",
     "Execution",
@@ -69,6 +70,7 @@ __all__ = [
     "compare",
     "compare_detectors",
     "detectors",
+    "diff",
     "dropout",
     "ensemble",
     "errors",
@@ -95,6 +97,7 @@ __all__ = [
 _LATER = {
     "Audit": "auditing",
     "Comparison": "auditing",
+    "Diff": "auditing",
     "Dropout": "posteriors.dropout",
     "Ensemble": "posteriors.ensembles",
     "LaplaceEnsemble": "posteriors.ensembles",
@@ -112,6 +115,7 @@ _LATER = {
     "VerdictRules": "report.record.verdict",
     "audit": "auditing",
     "compare": "auditing",
+    "diff": "auditing",
     "dropout": "posteriors.dropout",
     "ensemble": "posteriors.ensembles",
     "variational": "posteriors.variational",

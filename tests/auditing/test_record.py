@@ -230,6 +230,7 @@ def test_the_same_seed_gives_the_same_record_and_the_model_stays_as_it_was() -> 
     for record in (first, second):
         record.pop("created")
         record["run"].pop("seconds")
+        record["trace"].pop("record")  # it covers both
         for answer in record["answers"]:
             answer.pop("words"), answer.pop("numbers")  # they hold times
     assert first == second

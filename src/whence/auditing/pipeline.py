@@ -26,6 +26,7 @@ from whence.auditing.run import OnLeft, OnStep, Progress, now, progress_over
 from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
+from whence.auditing.tracing import Tracer
 from whence.auditing.verdict import PENDING, judged
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
@@ -132,6 +133,7 @@ def audit(
     A section that cannot be computed is omitted, and the record says why. Ctrl-C ends the audit and keeps what is
     finished, once there is a posterior.
     """
+    tracer = Tracer(audit, locals())
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
     chosen = _chosen(sections, {"comparison": not methods, "groups": groups is None}, quick)
@@ -149,6 +151,7 @@ def audit(
                 "ood": read_examples(ood, "ood", examples, targets=False, of=model),
             }
             given_groups = read_groups(groups, sets["test"], features, test)
+            tracer.read(sets)
         bars = progress and on_step is None
         fit = FitOptions(
             structure,
@@ -163,7 +166,7 @@ def audit(
             profiled,
             QUICK_TUNED if quick else None,
         )
-        fitted = fit.posterior(model, train, likelihood, sets, log)
+        fitted = fit.posterior(model, tracer.train, likelihood, sets, log)
         posterior = fitted.posterior
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
@@ -186,7 +189,7 @@ def audit(
         )
         context, found = _sections(context, chosen, log)
     whole = judged(_record(context, found, log, title), rules or VerdictRules())
-    return Audit(whole, context.with_reference(), context.profile_posterior)
+    return Audit(tracer.traced(whole, posterior), context.with_reference(), context.profile_posterior)
 
 
 # Options

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from whence.auditing.tracing import sealed
 from whence.auditing.verdict import judged
+from whence.auditing.verification import Verification, unchanged, verify
 from whence.errors import need, one_of
 from whence.posteriors.base import Posterior
 from whence.report import figures
+from whence.report.card import card
 from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import to_json
+from whence.report.record.difference import DiffRecord
 from whence.report.record.files import json_schema, read_record, schema_id, write_page, write_record
+from whence.report.record.trace import record_digest
 from whence.report.record.verdict import VerdictRules
 from whence.tables import html, text
 
+RECORDS: dict[str, type[Any]] = {"audit": AuditRecord, "comparison": ComparisonRecord, "diff": DiffRecord}
 
-def schema(of: Literal["audit", "comparison"] = "audit") -> dict[str, Any]:
+
+def schema(of: Literal["audit", "comparison", "diff"] = "audit") -> dict[str, Any]:
     """The JSON schema of a record (draft 2020-12)."""
-    one_of(of, ("audit", "comparison"), "schema")
-    return json_schema(AuditRecord if of == "audit" else ComparisonRecord)
+    return json_schema(RECORDS[one_of(of, RECORDS, "schema")])
 
 
 class _Shown:
@@ -47,6 +54,26 @@ class _Shown:
 
         return write_page(path, render(self.results))
 
+    def pdf(self, path: str | Path) -> Path:
+        """Print the page to a PDF: A4, details open. Needs Chromium, Chrome or Edge on this machine."""
+        from whence.report.browser import find_browser, print_page
+        from whence.report.page import render
+
+        find_browser()  # before the work
+        return print_page(render(self.results), Path(path))
+
+    def tables(self, folder: str | Path) -> list[Path]:
+        """Write every table as CSV to a folder; returns the files."""
+        from whence.report.export import write_tables
+
+        return write_tables(self.results, folder)
+
+    def figures(self, folder: str | Path, kind: Literal["png", "svg"] = "png") -> list[Path]:
+        """Write every figure of the page to a folder; returns the files. Needs Chromium, Chrome or Edge."""
+        from whence.report.export import write_figures
+
+        return write_figures(self.results, folder, kind)
+
     def json(self, path: str | Path) -> Path:
         """Write the record; :func:`whence.auditing.schema` describes it."""
         return write_record(path, self.results)
@@ -69,8 +96,40 @@ class Audit(_Shown):
     results: AuditRecord = field(repr=False)
     posterior: Posterior | None = field(default=None, repr=False)
     profile_posterior: Posterior | None = field(default=None, repr=False)
+    read_digest: str | None = field(default=None, repr=False, compare=False)  # of the file that it was read from
     record_type: ClassVar[type[AuditRecord]] = AuditRecord
     schema: ClassVar[str] = schema_id(AuditRecord)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file written by :meth:`json`. :meth:`verify` says whether it was changed since."""
+        results = read_record(path, cls.record_type)
+        return cls(results, read_digest=record_digest(json.loads(Path(path).read_text(encoding="utf-8"))))
+
+    def verify(
+        self,
+        model: Any = None,
+        *,
+        train: Any = None,
+        validation: Any = None,
+        test: Any = None,
+        ood: Any = None,
+        digest: str | None = None,
+    ) -> Verification:
+        """Check that the record is unchanged, and that a network and data are those that were audited.
+
+        ``model`` is the network, its state dict or a posterior (for an ensemble also a list of networks); ``digest``
+        is the record's SHA-256 as it is known from elsewhere, or at least its first 12 digits.
+        """
+        trace = self.results.trace
+        found = self.read_digest or record_digest(self.record)
+        same = unchanged("record", found, None if trace is None else trace.record)
+        data = {"train": train, "validation": validation, "test": test, "ood": ood}
+        return verify(trace, same, model, data, digest)
+
+    def card(self, path: str | Path) -> Path:
+        """Write a model card: Markdown with Hugging Face's front matter. Fields for you to fill in are marked."""
+        return write_page(path, card(self.results))
 
     @property
     def interrupted(self) -> bool:
@@ -84,7 +143,8 @@ class Audit(_Shown):
 
     def judged(self, rules: VerdictRules | None = None) -> Audit:
         """The same audit, judged by other rules; without any, by those of this version of whence."""
-        return replace(self, results=judged(self.results, rules or VerdictRules()))
+        found = judged(self.results, rules or VerdictRules())
+        return replace(self, results=found if found.trace is None else sealed(found), read_digest=None)
 
     def _repr_html_(self) -> str:
         rows = [[point.label, point.words] for point in self.results.verdict.points]
@@ -186,5 +246,22 @@ class Comparison(_Shown):
             "\n".join(["Bold: best, or not significantly worse.", *self._notes(), *self.results.words]),
             bold=lambda r, c: rows[r][c].endswith(" *"),
         )
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Diff(_Shown):
+    """Made by :func:`whence.diff`: what changed between two audits. False if nothing did, except dates and times."""
+
+    results: DiffRecord = field(repr=False)
+    record_type: ClassVar[type[DiffRecord]] = DiffRecord
+    schema: ClassVar[str] = schema_id(DiffRecord)
+
+    def __bool__(self) -> bool:
+        return not self.results.is_empty
+
+    def __str__(self) -> str:
+        return "\n".join([self.results.title, *self.results.words])
 
     __repr__ = __str__

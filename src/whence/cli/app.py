@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 import whence
-from whence.cli import audit, compare, demo, prune, show
+from whence.cli import audit, compare, demo, diff, prune, show, verify
 from whence.cli.options import CODES, option
-from whence.cli.output import BAD_INPUT, Output
+from whence.cli.output import BAD_INPUT, Output, running
 
 app = typer.Typer(
     name="whence",
@@ -27,6 +27,8 @@ app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=show.EPILOG)(show.show)
+app.command(epilog=diff.EPILOG)(diff.diff)
+app.command("verify", epilog=verify.EPILOG)(verify.verify_file)
 app.command(epilog=prune.EPILOG)(prune.prune)
 
 
@@ -51,7 +53,8 @@ def run(args: list[str]) -> int:
             stream.reconfigure(errors="replace")  # for terminals without block characters
     command = typer.main.get_command(app)
     try:
-        return int(command.main(args, prog_name="whence", standalone_mode=False) or 0)
+        with running(args):
+            return int(command.main(args, prog_name="whence", standalone_mode=False) or 0)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

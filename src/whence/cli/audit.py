@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +10,11 @@ import torch
 import typer
 
 import whence
+from whence.auditing.tracing import by_command
 from whence.cli import options
 from whence.cli.loading import check_data, load_data, load_groups, load_network
 from whence.cli.options import DATA, FIT, OUTPUT, REF, argument, option
-from whence.cli.output import INTERRUPTED, Output, check_file, replace_file, result_folder
+from whence.cli.output import INTERRUPTED, Output, check_file, command_line, replace_file, result_folder
 from whence.errors import BadOption
 from whence.likelihoods import resolve as resolve_likelihood
 from whence.report import terminal
@@ -140,6 +142,8 @@ def audit_and_write(
             found = whence.audit(subject, train, **data, **settings, **listening)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt("the posterior was not finished; nothing was written.") from error
+    if (line := command_line()) is not None and found.results.trace is not None:
+        found = replace(found, results=by_command(found.results, line))
     record = found.results
     for notice in record.run.notices:
         output.note(notice)

@@ -44,9 +44,7 @@ def load_network(reference: str, weights: Path | None, output: Output, trained: 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Copy a state dict into the network, if it matches exactly. Only tensors are unpickled."""
-    if not path.is_file():
-        raise BadFile(f"--weights: there is no file {path}.")
-    state = _state(path, _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path))
+    state = read_state(path)
     own = model.state_dict()
     for prefix in PREFIXES:
         if not state.keys() & own.keys() and all(key.startswith(prefix) for key in state):
@@ -54,6 +52,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
             break
     _check_fit(path, state, own)
     model.load_state_dict(state)
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file."""
+    if not path.is_file():
+        raise BadFile(f"--weights: there is no file {path}.")
+    return _state(path, _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path))
 
 
 def _from_safetensors(path: Path) -> Any:

@@ -89,6 +89,12 @@ class Curvature(StrEnum):
     auto, ggn, mc, empirical, kfra, hessian = "auto", "ggn", "mc", "empirical", "kfra", "hessian"
 
 
+class PictureFormat(StrEnum):
+    """Format of figures."""
+
+    png, svg = "png", "svg"
+
+
 class Criterion(StrEnum):
     """Pruning criterion."""
 

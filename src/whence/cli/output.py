@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import traceback
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -50,6 +52,24 @@ STEPS = {
     "answers": "writing the answers",
     "scores": "scoring the methods",
 }
+
+
+_line: ContextVar[str | None] = ContextVar("_line", default=None)
+
+
+@contextlib.contextmanager
+def running(args: list[str]) -> Iterator[None]:
+    """While the command runs with these arguments."""
+    token = _line.set(shlex.join(["whence", *args]))
+    try:
+        yield
+    finally:
+        _line.reset(token)
+
+
+def command_line() -> str | None:
+    """The command line that is being run."""
+    return _line.get()
 
 
 @dataclass
@@ -91,6 +111,14 @@ class Output:
             console.print("\n" * bool(page) + "\n".join(lines), soft_wrap=True, markup=False)
         if open_page and page is not None:
             webbrowser.open(Path(page).absolute().as_uri())
+
+    def written(self, paths: dict[str, str]) -> None:
+        """Print where files were written."""
+        if self.json:
+            print(json.dumps(paths), file=self.out, flush=True)
+        elif not self.quiet:
+            for name, path in paths.items():
+                Console(file=self.out, highlight=False).print(f"{name:<9}{path}", soft_wrap=True, markup=False)
 
     def write_page(self, found: Any, record: Path) -> str | None:
         """Write the page next to the record, or print a note if packages for it are missing."""

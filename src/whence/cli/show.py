@@ -16,39 +16,67 @@ import whence
 from whence.cli import options
 from whence.cli.audit import audit_summary
 from whence.cli.compare import comparison_summary
+from whence.cli.options import OUTPUT, PictureFormat, option
 from whence.cli.output import Output
+from whence.cli.summaries import diff_summary
 from whence.engine.files import read_meta
-from whence.errors import BadFile
+from whence.errors import BadFile, BadOption
 from whence.io import FORMAT, KINDS_OF_DRAWS
 from whence.likelihoods import from_spec
 from whence.report import terminal
 from whence.report.terminal.tables import add_row, facts, heading, new_table, number, percent, whole
 
 EPILOG = (
-    "Examples: [bold]whence show whence-demo/audit.json[/], [bold]whence show net.safetensors[/]\n\n" + options.CODES
+    "Examples: [bold]whence show whence-demo/audit.json[/], [bold]whence show net.safetensors[/], [bold]whence show "
+    "audit.json --pdf audit.pdf --tables numbers[/]\n\n" + options.CODES
 )
-FILE = "A saved posterior (.safetensors), the .json of an audit or a comparison, or its folder."
+FILE = "A saved posterior (.safetensors), the .json of an audit, a comparison or a diff, or its folder."
 SHORT = 6  # longest list that is printed
 
 
 def show(
     file: Annotated[Path, options.argument("FILE", FILE)],
+    html: Annotated[Path | None, option(OUTPUT, "FILE", "Write the page.")] = None,
+    pdf: Annotated[Path | None, option(OUTPUT, "FILE", "Print the page as PDF (by Chromium, Chrome or Edge).")] = None,
+    card: Annotated[Path | None, option(OUTPUT, "FILE", "Write a model card of an audit in Markdown.")] = None,
+    tables: Annotated[Path | None, option(OUTPUT, "DIR", "Write every table as CSV to this folder.")] = None,
+    figures: Annotated[
+        Path | None, option(OUTPUT, "DIR", "Write every figure to this folder (by the browser).")
+    ] = None,
+    picture: Annotated[
+        PictureFormat | None, option(OUTPUT, "NAME", "Format of --figures: png or svg.", "--format", show_default="png")
+    ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Print a saved posterior, audit or comparison in the terminal. The network is not needed."""
+    """Print a saved posterior, audit or comparison in the terminal, or write it in another form.
+
+    The network is not needed.
+    """
+    wanted = {"html": html, "pdf": pdf, "card": card, "tables": tables, "figures": figures}
+    chosen = {name: path for name, path in wanted.items() if path is not None}
     with Output(False, as_json, debug).guarded() as output:
-        path = _in_folder(file) if file.is_dir() else file
+        if picture is not None and figures is None:
+            raise BadOption("--format is the format of --figures DIR, which is missing.")
+        path = in_folder(file) if file.is_dir() else file
         if not path.is_file():
             raise BadFile(f"there is no file {path}.")
-        with path.open("rb") as opened:
-            start = opened.read(4096).lstrip()
-        if path.suffix.lower() in (".html", ".htm") or start[:9].lower() in (b"<!doctype", b"<html"):
+        start = _start(path)
+        if is_page(path):
             beside = path.with_suffix(".json")
             other = f"run: whence show {beside}" if beside.is_file() else "show the .json next to it"
             raise BadFile(f"{path} is a page: open it in a browser, or {other}.")
         if not start.startswith(b"{"):
+            if chosen:
+                raise BadOption(f"--{next(iter(chosen))} needs an audit or a comparison, but {path} is a posterior.")
             _show_posterior(path, output)
+        elif chosen:
+            _write(path, start, chosen, picture or PictureFormat.png, output)
+        elif b'"whence.diff/' in start:
+            changes = whence.Diff.read(path).results
+            output.result(
+                terminal.difference_view, changes, {"kind": "diff", "json": str(path), **diff_summary(changes)}
+            )
         elif b'"whence.comparison/' in start:  # the schema is the first thing in the file
             found = whence.Comparison.read(path).results
             plain = {"kind": "comparison", "json": str(path), **comparison_summary(found)}
@@ -59,7 +87,30 @@ def show(
             output.result(terminal.audit_view, record, plain)
 
 
-def _in_folder(folder: Path) -> Path:
+def _write(path: Path, start: bytes, wanted: dict[str, Path], picture: PictureFormat, output: Output) -> None:
+    """Write the record in other forms, and print where."""
+    kinds = {b"comparison": whence.Comparison, b"diff": whence.Diff}
+    kind: Any = next((one for name, one in kinds.items() if b'"whence.' + name + b"/" in start), whence.Audit)
+    if "card" in wanted and kind is not whence.Audit:
+        raise BadOption(f"--card needs an audit, but {path} is a {kind.__name__.lower()}.")
+    found = kind.read(path)
+    for name, place in wanted.items():
+        given = (place, picture.value) if name == "figures" else (place,)
+        getattr(found, name)(*given)
+    output.written({name: str(place) for name, place in wanted.items()})
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as opened:
+        return opened.read(4096).lstrip()
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page, by its name or its first letters."""
+    return path.suffix.lower() in (".html", ".htm") or _start(path)[:9].lower() in (b"<!doctype", b"<html")
+
+
+def in_folder(folder: Path) -> Path:
     for name in ("audit.json", "comparison.json"):
         if (folder / name).is_file():
             return folder / name

@@ -13,6 +13,7 @@ from whence.report.page.theme import COLOURS as CYCLE
 from whence.report.record.audit import AuditRecord, Deferral, Uncertainties
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
 from whence.report.record.comparison import Compared, LayersOfMethods, Method, UncertaintyOfMethods
+from whence.report.record.difference import DiffRecord
 from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
 
 T = TypeVar("T")
@@ -116,6 +117,22 @@ def comparison_charts(record: Compared) -> dict[str, Chart]:
         x = {**axis("disagreement"), "rangemode": "tozero", "tickformat": "~g"}
         found["activations"] = layer_marks(layers, layers.activations, looks, x)
     return {f"compared-{name}-chart": chart for name, chart in found.items()}
+
+
+def difference_charts(record: DiffRecord) -> dict[str, Chart]:
+    """The layers' shares in two audits."""
+    rows = [row for row in record.layers if row.old_share is not None or row.new_share is not None]
+    if not rows:
+        return {}
+    traces = [
+        {"type": "bar", "orientation": "h", "name": name, "marker": {"color": colour},
+         "x": column(rows, field), "y": [plain_text(shortened(row.name)) for row in rows],
+         "hovertemplate": "%{y}: %{x:.1%}"}
+        for name, field, colour in (("old", "old_share", SETS["reference"]), ("new", "new_share", COLOURS[0]))
+    ]  # fmt: skip
+    x = {**axis("share of the variance"), "tickformat": ".0%"}
+    y = {**axis(""), "autorange": "reversed", "type": "category"}
+    return {"changed-shares": figure(traces, barmode="group", xaxis=x, yaxis=y, legend={"traceorder": "normal"})}
 
 
 # Parts of charts

@@ -14,11 +14,12 @@ import numpy as np
 
 from whence.errors import need
 from whence.report import formatting
-from whence.report.page import icicle, names, people, theme
+from whence.report.page import icicle, names, people, seal, theme
 from whence.report.page.charts import (
     CRITERIA,
     audit_charts,
     comparison_charts,
+    difference_charts,
     layers_with,
     looks_of,
     pairs,
@@ -28,9 +29,12 @@ from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, ComparisonSection, LayersOfMethods
+from whence.report.record.convert import to_json
+from whence.report.record.difference import DiffRecord
 from whence.report.record.sections import Novelty, Profile, View
 from whence.report.record.verdict import JUDGED
 
+Record = AuditRecord | ComparisonRecord | DiffRecord
 Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 AUDIT_PARTS = (
@@ -45,15 +49,29 @@ SHARED_TERMS = (*METRIC_TERMS, "explained", "prior", "interval", "variance")  # 
 LARGEST = 256  # largest side of a picture in pixels
 
 
-def render(record: AuditRecord | ComparisonRecord, most: int = icicle.MOST) -> str:
+def render(record: Record, most: int = icicle.MOST) -> str:
     """One self-contained page, including scripts, styles, data and pictures.
 
     ``most`` is the number of cells (nodes times views) above which the profile omits groups of weights.
     """
     bundle = need("plotly.offline", "report").get_plotlyjs().replace("</script", "<\\/script")
     shown, prefix = names.without_common(record)
-    found = _audit(shown, most) if isinstance(shown, AuditRecord) else _comparison(shown)
-    return str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix))
+    if isinstance(shown, AuditRecord):
+        found = _audit(shown, most)
+    else:
+        found = _difference(shown) if isinstance(shown, DiffRecord) else _comparison(shown)
+    trace = record.trace if isinstance(record, AuditRecord) else None
+    found["seal"] = trace and {"empty": seal.EMPTY, "trace": embedded(to_json(trace))}
+    return seal.sealed(str(_environment().get_template("page.html.j2").render(found, bundle=bundle, prefix=prefix)))
+
+
+def pictures_page(record: Record, kind: str) -> str:
+    """The page with a script that leaves every chart as an image in ``<pre id="answer">``."""
+    profile = record.profile if isinstance(record, AuditRecord) else None
+    kinds = ("set", "difference", "prior")
+    views = [view.key for view in profile.views if view.kind in kinds] if profile and profile.nodes else []
+    script = _environment().get_template("pictures.html.j2").render(format=kind, views=embedded(views))
+    return render(record).replace("</body>", f'<pre id="answer" hidden></pre><script>{script}</script></body>')
 
 
 def embedded(data: Any) -> str:
@@ -135,6 +153,20 @@ def _comparison(record: ComparisonRecord) -> Context:
         "terms": {**{key: text.terms[key] for key in SHARED_TERMS}, **text.comparison_terms},
         "parts": [*(f"compared_{part}.html.j2" for part in COMPARISON_PARTS), "glossary.html.j2"],
         "sections": {**text.comparison_sections, **ends},
+    }  # fmt: skip
+
+
+def _difference(record: DiffRecord) -> Context:
+    """Variables of the templates of the page of what changed."""
+    text = _text()
+    drawings: Context = {"charts": difference_charts(record), "profile": None, "maps": []}
+    return {
+        **drawings, "what": "diff", "r": record, "run": {"versions": record.versions, "interrupted": None},
+        "terms": {key: text.terms[key] for key in ("interval", "explained", "variance", *METRIC_TERMS)},
+        "tones": text.tones, "parts": ["changed.html.j2", "glossary.html.j2"], "why": {},
+        "sections": {**text.diff_sections, "glossary": text.audit_sections["glossary"]},
+        "height": min(2000, 110 + 34 * len(record.layers)),
+        "data": embedded({**drawings, "themes": theme.templates()}),
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from whence.report.record.comparison import ComparisonSection
 from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
+from whence.report.record.trace import Trace
 from whence.report.record.verdict import Guessing, NextStep, Overlap, Verdict
 
 RATE = "error rate"  # Deferral.error if answers are right or wrong
@@ -249,3 +250,4 @@ class AuditRecord(Header):
     run: AuditRun
     next_steps: tuple[NextStep, ...] | None = None
     groups: Groups | None = None
+    trace: Trace | None = None

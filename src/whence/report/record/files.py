@@ -12,15 +12,16 @@ from whence.errors import BadFile, BadOption
 from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
 from whence.report.record.convert import from_json, hints, is_named_tuple, is_record, optional_type, to_json
+from whence.report.record.difference import DiffRecord
 
-R = TypeVar("R", AuditRecord, ComparisonRecord)
+R = TypeVar("R", AuditRecord, ComparisonRecord, DiffRecord)
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
-NAMES = {AuditRecord: "an audit", ComparisonRecord: "a comparison"}
+NAMES = {AuditRecord: "an audit", ComparisonRecord: "a comparison", DiffRecord: "a diff"}
 
 
-def write_record(path: str | Path, record: AuditRecord | ComparisonRecord) -> Path:
+def write_record(path: str | Path, record: AuditRecord | ComparisonRecord | DiffRecord) -> Path:
     """Write a record as JSON."""
     return write_page(path, json.dumps(to_json(record), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 

@@ -14,17 +14,22 @@ except ImportError as missing:
 
 from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import ComparisonRecord
+from whence.report.record.difference import DiffRecord
 from whence.report.terminal.audit import audit_view, verdict_view
 from whence.report.terminal.comparison import comparison_view
+from whence.report.terminal.difference import difference_view
 from whence.report.terminal.tables import WIDEST
 
-__all__ = ["audit_view", "comparison_view", "place", "show_record", "verdict_view"]
+__all__ = ["audit_view", "comparison_view", "difference_view", "place", "show_record", "verdict_view"]
 T = TypeVar("T")
 
 
-def show_record(record: AuditRecord | ComparisonRecord, console: Console | None = None) -> None:
-    """Print the record of an audit or of a comparison."""
+def show_record(record: AuditRecord | ComparisonRecord | DiffRecord, console: Console | None = None) -> None:
+    """Print the record of an audit, of a comparison or of what changed."""
     console = console or Console(highlight=False)
+    if isinstance(record, DiffRecord):
+        place(console, difference_view, record)
+        return
     if isinstance(record, AuditRecord):
         place(console, audit_view, record)
     else:

@@ -30,6 +30,7 @@ from whence.report.terminal.tables import (
     tenths,
     whole,
 )
+from whence.report.terminal.trace import trace_facts
 
 STYLES = {"good": "green", "mixed": "yellow", "poor": "red", "note": "dim", "unknown": "dim"}
 MARKS = {"good": "+", "mixed": "~", "poor": "!", "note": ">", "unknown": "?"}
@@ -52,6 +53,9 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
         _answers(record.answers) if record.answers else None,
         _next_steps(record.next_steps) if record.next_steps else None,
         section("About this audit", facts([*_posterior_facts(record), *run_facts(record.run)])),
+        section("Where it comes from", facts(trace_facts(record.trace)), note="digests: SHA-256")
+        if record.trace
+        else None,
     ]
     return Group(*(part for part in parts if part is not None))
 
