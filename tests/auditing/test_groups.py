@@ -69,7 +69,7 @@ def test_words_numbers_and_booleans_are_groups() -> None:
 
 def test_many_numbers_are_cut_at_quantiles() -> None:
     found = split(np.arange(100.0))
-    assert list(sizes(found).values()) == [25] * 4 and found.names[0] == "up to 24.75" and "quantiles" in found.about
+    assert list(sizes(found).values()) == [25] * 4 and found.names[0] == "up to 24.8" and "quantiles" in found.about
     tied = split(np.array([0.0] * 70 + list(range(1, 31))))
     assert sizes(tied)["up to 0"] == 70, "equal values stay together"
     gone = split(np.array([*np.arange(40.0), np.nan]))

@@ -181,7 +181,8 @@ def _quantiles(values: Values, missing: Values) -> tuple[Any, list[str], str]:
     edges = np.unique(inside)
     edges = edges[edges < values[~missing].max()]
     place = np.searchsorted(edges, values)  # the group up to and including its upper edge
-    shown = [f"{edge:.4g}".replace("-", "−") for edge in edges]
+    digits = next((d for d in range(3, 17) if len({f"{edge:.{d}g}" for edge in edges}) == len(edges)), 17)
+    shown = [f"{edge:.{digits}g}".replace("-", "−") for edge in edges]
     names = [
         f"up to {shown[0]}",
         *(f"{a} to {b}" for a, b in itertools.pairwise(shown)),

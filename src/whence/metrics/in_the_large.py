@@ -36,11 +36,11 @@ def _quantiles(probs: Tensor, tail: float) -> tuple[float, float]:
         away = -float(torch.special.ndtri(torch.tensor(tail, dtype=torch.float64))) * spread + 0.5
         return mean - away, mean + away
     length = min(len(probs), int(mean + FAR * spread) + 20) + 1  # more ones have no mass
-    turns = 2 * math.pi / length * torch.arange(length, dtype=torch.float64)
-    one = torch.polar(torch.ones_like(turns), turns)
-    each = probs.unsqueeze(1)
-    characteristic = torch.log(1 - each + each * one).sum(0).exp()  # Π_n (1 − p_n + p_n e^{iω})
-    below = (torch.fft.fft(characteristic).real / length).clamp(min=0).cumsum(0)
+    turns = 2 * math.pi / length * torch.arange(length // 2 + 1, dtype=torch.float64)  # the others are conjugate
+    each, cosine, sine = probs.unsqueeze(1), turns.cos(), turns.sin()
+    size = 0.5 * torch.log1p(-2 * each * (1 - each) * (1 - cosine)).sum(0)  # log |Π_n (1 − p_n + p_n e^{iω})|
+    angle = torch.atan2(each * sine, 1 - each + each * cosine).sum(0)
+    below = torch.fft.irfft(torch.polar(size.exp(), -angle), n=length).clamp(min=0).cumsum(0)
     low = int((below <= tail).sum())  # P(Y < low) ≤ tail
     high = int((1 - below > tail).sum())  # P(Y > high) ≤ tail
     return float(low), float(max(high, low))

@@ -15,6 +15,7 @@ from whence.report.record.labels import ClassCalibration, Curve, TwoClasses
 
 MATRIX = 20  # classes of a matrix; more have a list of confusions
 WEAKEST = 10  # classes of a table that is not folded
+LONG = 20  # letters of a name on an axis
 TINT = 45  # per cent of colour in a cell with a share of 1
 GREY = {"color": "#888888", "width": 1.5, "dash": "dash"}
 
@@ -103,11 +104,11 @@ def _group_chart(groups: Groups, place: int) -> Chart:
     share = groups.metrics[0].better == "higher"
     form = ".1%" if share else ".3g"
     trace = {
-        "x": middle, "y": [plain_text(formatting.shortened(f"{row.name} (n = {row.inputs:,})")) for row in rows],
+        "x": middle, "y": _distinct([row.name for row in rows]), "customdata": [row.inputs for row in rows],
         "mode": "markers", "marker": {"color": COLOURS[0], "size": 9}, "showlegend": False,
         "error_x": {"type": "data", "symmetric": False, "array": gaps(high, middle), "arrayminus": gaps(middle, low),
                     "thickness": 1.5, "width": 4, "color": COLOURS[0]},
-        "hovertemplate": f"%{{y}}: %{{x:{form}}}",
+        "hovertemplate": f"%{{y}}: %{{x:{form}}} (%{{customdata}} inputs)",
     }  # fmt: skip
     overall = groups.overall.metrics[0]
     whole = None if overall is None else overall.value
@@ -115,3 +116,10 @@ def _group_chart(groups: Groups, place: int) -> Chart:
     x = {"title": {"text": groups.metrics[0].label}, **({"tickformat": ".0%"} if share else {"rangemode": "tozero"})}
     y = {"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6}
     return figure([trace], xaxis=x, yaxis=y, shapes=[] if whole is None else [line])
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names for an axis: cut at their end, and numbered if that makes two alike."""
+    short = [name if len(name) <= LONG else f"{name[: LONG - 1]}…" for name in names]
+    alike = len(set(short)) < len(short)
+    return [plain_text(f"{i + 1}. {name}" if alike else name) for i, name in enumerate(short)]
