@@ -32,7 +32,8 @@ def deferral(context: Context) -> Deferral:
         context.need_targets(name)
     if isinstance(context.task, Numbers):
         rows = [_number_rule(context, coverage) for coverage in COVERAGES]
-        return _section(context, "root mean squared error", rows, None)
+        unit = context.outputs.unit
+        return _section(context, "root mean squared error" + (f" ({unit})" if unit else ""), rows, None)
     pairs = {name: _uncertain_and_wrong(context, name) for name in ("validation", "test")}
     overall = float(pairs["test"][1].mean())
     rows = [_label_rule(pairs, coverage=c) for c in COVERAGES]
@@ -48,7 +49,7 @@ def deferral(context: Context) -> Deferral:
 def _section(
     context: Context, error: str, rows: list[DeferralRule], curve: PlainAndBayesian[RejectionCurve] | None
 ) -> Deferral:
-    found = Deferral(context.task.measure, context.task.label, error, tuple(rows), curve, ())
+    found = Deferral(context.task.measure, context.uncertainty_label, error, tuple(rows), curve, ())
     return replace(found, words=tuple(_words(context, found)))
 
 
@@ -128,9 +129,10 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
     if whole is None or some is None or whole.value is None or some.value is None or covered is None:
         return
     form, name = (".1%", "error rate") if found.is_rate else (".3g", "typical error")
+    unit = "" if found.is_rate or context.outputs.unit is None else f" {context.outputs.unit}"
     yield (
         f"If a person takes over the most uncertain {1 - covered:.0%} of inputs, the {name} of the others "
-        f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}."
+        f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}{unit}."
     )
     if found.is_rate:
         yield ("For a target error rate, the threshold keeps it with 95% confidence on the validation data.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.comparison import comparison
+from whence.auditing.conformal import LEVELS, check_levels, conformal_section
 from whence.auditing.context import Context
 from whence.auditing.data import check_targets, read_examples, try_out
 from whence.auditing.deferral import deferral
@@ -23,6 +24,7 @@ from whence.auditing.run import OnLeft, OnStep, Progress, now, progress_over
 from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
+from whence.auditing.units import read_outputs
 from whence.auditing.verdict import Found, verdict
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
@@ -41,6 +43,7 @@ NAMED = 4  # layers or parameters that a sentence names
 SECTIONS: dict[str, Callable[[Context], Any]] = {
     "quality": quality,
     "comparison": comparison,
+    "conformal": conformal_section,
     "deferral": deferral,
     "layers": layer_table,
     "profile": profile,
@@ -68,6 +71,8 @@ def audit(
     ood: Any = None,
     classes: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    unit: str | Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
     title: str | None = None,
     structure: StructureName = "kron",
     curvature: CurvatureName = "auto",
@@ -77,6 +82,7 @@ def audit(
     examples: int = 10_000,
     profiled: int = 1_000,
     inputs: int = 12,
+    levels: Sequence[float] = LEVELS,
     sections: Sequence[str] | None = None,
     methods: Mapping[str, Posterior] | None = None,
     seed: int | None = None,
@@ -98,6 +104,8 @@ def audit(
         validation: held-out data for tuning, for thresholds, and as the reference of novelty.
         ood: out-of-distribution inputs, with or without targets.
         classes, features: names for texts and figures.
+        unit: the unit of predicted numbers, shown with them; for outputs in different units one for each.
+        targets: names of predicted numbers, one for each output.
         title: title of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
         prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or the posterior's.
@@ -105,6 +113,7 @@ def audit(
         examples: largest number of examples of each of test, validation and ood to keep in memory.
         profiled: largest number of inputs for shares, novelty, pruning and answers.
         inputs: number of most uncertain inputs to show.
+        levels: of conformal prediction sets and intervals.
         sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
         methods: other posteriors by name, to compare with this one on the same data.
         seed: seed of all draws (0); or a ``generator`` to draw it from.
@@ -122,6 +131,7 @@ def audit(
     """
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
+    levels = check_levels(levels)
     chosen = _chosen(sections, bool(methods), quick)
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
@@ -155,11 +165,12 @@ def audit(
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
             check_targets(posterior.snapshots[0], posterior.likelihood, one)
+        task, shape = task_of(posterior.likelihood), _output_shape(posterior, sets)
         context = Context(
             posterior,
             train,
             sets,
-            task_of(posterior.likelihood).class_names(classes, _outputs(posterior, sets)),
+            task.class_names(classes, shape[0] if shape else 1),
             _feature_names(features, sets),
             profiled,
             inputs,
@@ -169,6 +180,8 @@ def audit(
             wants_shares=bool(examine),
             note=_quick_words(curvature) if quick else "",
             validation_prediction=fitted.validation,
+            outputs=read_outputs(posterior.likelihood, shape, unit, targets),
+            levels=levels,
         )
         context, found = _sections(context, chosen, log)
     return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
@@ -214,13 +227,13 @@ def _feature_names(names: Sequence[str] | None, sets: Sets) -> tuple[str, ...] |
     return tuple(map(str, names))
 
 
-def _outputs(posterior: Posterior, sets: Sets) -> int:
-    """Number of outputs, which is the number of classes in a classification."""
+def _output_shape(posterior: Posterior, sets: Sets) -> tuple[int, ...]:
+    """Shape of the outputs of one input; its first number is that of the classes in a classification."""
     shape = posterior.output_shape
     examples = next((found for found in sets.values() if found is not None), None)
     if shape is None and examples is not None:
         shape = tuple(try_out(posterior.snapshots[0], examples.inputs, examples.name).shape[1:])
-    return shape[0] if shape else 1
+    return shape or ()
 
 
 # The record
@@ -271,6 +284,7 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
         verdict=tidied(verdict(context, judged)),
         **found,
         run=_run(context, log),
+        unit=context.outputs.unit,
     )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
-from whence.auditing.tasks import Classes, Task
+from whence.auditing.numbers import number_checks
+from whence.auditing.tasks import Classes, Numbers, Task
 from whence.errors import BadData, NotDefined
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, reliability, risk_coverage
@@ -32,11 +33,11 @@ from whence.report.record.common import (
     Bins,
     Estimate,
     MetricName,
-    Numbers,
     PlainAndBayesian,
     RejectionCurve,
     ReliabilityBin,
 )
+from whence.report.record.common import Numbers as Values
 from whence.where.weights import thinned
 
 BINS = 10
@@ -213,7 +214,7 @@ def rejection_curve(task: Task, prediction: Any, targets: Tensor) -> RejectionCu
     return RejectionCurve(tuple(table.coverage[index].tolist()), tuple(table.risk[index].tolist()))
 
 
-def sorted_values(values: Tensor) -> Numbers:
+def sorted_values(values: Tensor) -> Values:
     """Sorted values, thinned to a few hundred."""
     return tuple(thinned(values.sort().values, POINTS).tolist())
 
@@ -235,14 +236,18 @@ def quality(context: Context) -> Quality:
         bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside[:2]))
     uncertainty = Uncertainties(
         context.task.measure,
-        context.task.label,
+        context.uncertainty_label,
         _sorted_uncertainty(context, "test"),
         _sorted_uncertainty(context, "ood"),
     )
     words = tuple(_words(context, {m.name: m for m in metrics}))
     found = context.baseline
     baseline = None if found is None else Baseline(found.label, found.words, len(context.need("validation")))
-    return Quality(tuple(metrics), bins, uncertainty, words, baseline, _by_class(context, inside[1], targets))
+    numbers = None
+    if isinstance(context.task, Numbers):
+        numbers = number_checks(context, dict(zip(kinds, inside, strict=True)), targets)
+    classes = _by_class(context, inside[1], targets)
+    return Quality(tuple(metrics), bins, uncertainty, words, baseline, classes, numbers)
 
 
 def _by_class(context: Context, prediction: Any, targets: Tensor) -> tuple[ClassCalibration, ...] | None:
@@ -274,7 +279,7 @@ def _metric(scores: Scores, seed: int) -> Metric:
     return replace(found, recalibrated=more[0], gain=scores.difference(1, seed, base=2)) if more else found
 
 
-def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers] | None:
+def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Values] | None:
     if not context.has(name):
         return None
     return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in (Kind.PLAIN, Kind.BAYESIAN)))

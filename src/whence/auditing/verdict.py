@@ -111,7 +111,8 @@ def _opening(context: Context, found: Found) -> str:
     of = f"{score.count:,} {of}{'' if score.count == 1 else 's'}"
     if accuracy:
         return f"{words} and classifies {score.value:.1%} of {of} correctly."
-    return f"{words} and an RMSE of {score.value:.3g} on {of}."
+    unit = "" if context.outputs.unit is None else f" {context.outputs.unit}"
+    return f"{words} and an RMSE of {score.value:.3g}{unit} on {of}."
 
 
 def _calibration(context: Context, found: Found) -> Point | None:

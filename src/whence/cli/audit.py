@@ -33,6 +33,7 @@ LIKELIHOODS = (
 STRUCTURES = "Structure of the curvature: kron, ekfac, diag, block, full or lowrank."
 CURVATURES = "Kind of curvature: auto, ggn, mc, empirical, kfra or hessian."
 QUICK = "A first look in a fraction of the time: sampled curvature, fewer examples, no pruning curve."
+UNITS = "Unit of predicted numbers; several, with commas, if outputs have different ones."
 PRIORS = "Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic prior."
 
 
@@ -54,6 +55,8 @@ def audit(
     save: Annotated[Path | None, option(FIT, "FILE", "Save the fitted posterior here (.safetensors).")] = None,
     out: Annotated[Path, option(OUTPUT, "DIR", "Folder for audit.html and audit.json.")] = Path("whence-audit"),
     title: options.Title = None,
+    unit: Annotated[str | None, option(OUTPUT, "UNIT", UNITS)] = None,
+    levels: Annotated[str, option(OUTPUT, "A,B", "Levels of conformal prediction sets and intervals.")] = "0.9,0.95",
     examples: options.Examples = 10_000,
     inputs: Annotated[int, option(OUTPUT, "N", "Number of most uncertain inputs to show.", min=0)] = 12,
     open_page: options.Open = False,
@@ -86,6 +89,8 @@ def audit(
             "prior_precision": options.parse_prior(prior),
             "classes": options.parse_classes(classes),
             "title": title,
+            "unit": options.parse_unit(unit),
+            "levels": options.parse_levels(levels),
         }
         if save is not None:
             check_file(save, "--save")

@@ -156,3 +156,18 @@ def parse_classes(word: str | None) -> list[str] | None:
     if len(names) < 2 or not all(names):
         raise BadOption(f"--classes: expected comma-separated names, such as cat,dog, but got {word!r}.")
     return names
+
+
+def parse_unit(word: str | None) -> str | list[str] | None:
+    """A unit, or comma-separated ones."""
+    if word is None or "," not in word:
+        return word
+    return [part.strip() for part in word.split(",")]
+
+
+def parse_levels(word: str) -> list[float]:
+    """Comma-separated numbers between 0 and 1."""
+    found = [_positive(part) for part in word.split(",")]
+    if any(number is None or number >= 1 for number in found):
+        raise BadOption(f"--levels: expected numbers between 0 and 1, such as 0.9,0.95, but got {word!r}.")
+    return [number for number in found if number is not None]

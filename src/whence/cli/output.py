@@ -38,6 +38,7 @@ STEPS = {
     "tune": "tuning it",
     "examine": "predicting, and locating the uncertainty",
     "quality": "measuring its quality",
+    "conformal": "choosing prediction sets or intervals",
     "deferral": "choosing deferral thresholds",
     "layers": "computing the layer table",
     "profile": "computing the profile",

@@ -209,9 +209,7 @@ class Conformal:
         With an exact binomial interval; by a bootstrap of examples if they have several elements.
         """
         held, members = self.covered(prediction, targets, mask=mask, groups=groups)
-        if members.group is None:
-            return share_of("coverage", int(held.sum()), len(held))
-        return mean("coverage", held.double(), members, SHARE)
+        return held_share("coverage", held, members)
 
     def by_chance(self, test: int, level: float = 0.95) -> tuple[float, float]:
         """The range of the coverage of ``test`` inputs if these and the validation inputs are exchangeable; ties of
@@ -224,6 +222,13 @@ class Conformal:
         if len(limits) > 1 and limits.shape != shape[1:]:
             raise BadData(f"there are {len(limits)} thresholds, but the prediction has shape {tuple(shape)}.")
         return limits if len(limits) > 1 else limits.reshape(())
+
+
+def held_share(name: str, held: Tensor, members: Elements) -> Estimate:
+    """The share of true elements [M]; exactly if these are independent, otherwise by a bootstrap of groups."""
+    if members.group is None:
+        return share_of(name, int(held.sum()), len(held))
+    return mean(name, held.double(), members, SHARE)
 
 
 # Reading

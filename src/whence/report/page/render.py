@@ -24,6 +24,7 @@ from whence.report.page.charts import (
     pairs,
     pruning_score,
 )
+from whence.report.page.number_charts import number_charts
 from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
@@ -32,7 +33,18 @@ from whence.report.record.sections import Novelty, Profile, View
 
 Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-AUDIT_PARTS = ("verdict", "quality", "comparison", "deferral", "profile", "inputs", "novelty", "run", "glossary")
+AUDIT_PARTS = (
+    "verdict",
+    "quality",
+    "comparison",
+    "conformal",
+    "deferral",
+    "profile",
+    "inputs",
+    "novelty",
+    "run",
+    "glossary",
+)
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
 GROUPS = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
 JUDGEMENTS = {"same": "no clear difference"}
@@ -80,7 +92,7 @@ def _environment() -> Any:
         "number": formatting.number, "percent": formatting.percent, "estimate": formatting.estimate,
         "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
-        "pairs": pairs,
+        "pairs": pairs, "squared": formatting.squared,
     }  # fmt: skip
     return made
 
@@ -98,7 +110,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
     layers = _layer_names(record)
     listed = names.largest_layers(record.inputs or (), layers)
     drawings = {
-        "charts": audit_charts(record),
+        "charts": {**audit_charts(record), **_of_numbers(record)},
         "profile": profile and icicle.icicle(profile, most),
         "maps": [weight_map(found) for found in record.maps or ()],
     }
@@ -111,12 +123,17 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "negative": _negative(profile) if profile else {},
         "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,
         "colours": dict(zip(listed, theme.layer_colours(len(listed)), strict=True)),
-        "score": pruning_score(record.pruning.rows if record.pruning else ()),
+        "score": pruning_score(record.pruning.rows if record.pruning else (), record.unit),
         "unlisted": len(layers) - len(listed), "deep": any(len(name) > names.SHORT for name in layers),
         "novelty_height": _novelty_height(record.novelty) if record.novelty else 0,
         "quantities": QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
+
+
+def _of_numbers(record: AuditRecord) -> Context:
+    found = record.quality.numbers if record.quality else None
+    return number_charts(found) if found else {}
 
 
 def _comparison(record: ComparisonRecord) -> Context:

@@ -25,6 +25,8 @@ from whence.report.record.common import (
     Tone,
 )
 from whence.report.record.comparison import ComparisonSection
+from whence.report.record.conformal import ConformalSection
+from whence.report.record.numbers import NumberChecks
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
 
 RATE = "error rate"  # Deferral.error if answers are right or wrong
@@ -134,6 +136,7 @@ class Quality:
     words: Sentences
     baseline: Baseline | None = None
     classes: tuple[ClassCalibration, ...] | None = None
+    numbers: NumberChecks | None = None
 
 
 @dataclass(frozen=True)
@@ -256,3 +259,5 @@ class AuditRecord(Header):
     pruning: Pruning | None
     answers: tuple[Answer, ...] | None
     run: AuditRun
+    conformal: ConformalSection | None = None
+    unit: str | None = None  # of all predicted numbers
