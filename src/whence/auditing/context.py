@@ -177,8 +177,8 @@ class Context:
         return {"generator": torch.Generator().manual_seed(self.seed)}
 
     def uncertainty(self, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
-        """One number for each input of a set."""
-        return self.task.uncertainty(self.prediction(name, kind))
+        """One number for each input of a set; padded positions of sequences do not count."""
+        return self.task.uncertainty(self.prediction(name, kind), self.need(name).counted_positions)
 
     # One pass over the inputs of a set
 

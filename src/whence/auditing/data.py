@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from whence.engine.batches import (
     tensors_in,
     to_device,
 )
+from whence.engine.padding import counted_positions, same_length
 from whence.errors import BadData
 from whence.functional import Network
 from whence.likelihoods import Likelihood
@@ -57,6 +59,17 @@ class Examples:
         """The examples at these indices."""
         targets = None if self.targets is None else self.targets[index]
         return Examples(self.name, take(self.inputs, index), targets, self.cut)
+
+    @functools.cached_property
+    def counted_positions(self) -> Tensor | None:
+        """Which positions of the sequences are tokens, bool [N, T]; None if the inputs do not say."""
+        return counted_positions(self.inputs)
+
+    def positions(self, prediction: Any) -> Tensor | None:
+        """The same, if the prediction has one label or number for every position."""
+        counted = self.counted_positions
+        shape = getattr(prediction, "labels", getattr(prediction, "mean", None)).shape  # type: ignore[union-attr]
+        return counted if counted is not None and shape[:2] == counted.shape else None
 
     def thinned(self, most: int) -> Examples:
         """At most ``most`` examples, evenly spaced."""
@@ -126,7 +139,8 @@ def _read(name: str, loader: Iterable[Any], most: int, targets: bool) -> Example
             given.append(_on_cpu(y)[:size])
     if not seen:
         raise BadData(f"{name} is empty: it yielded no example. If it is a generator, it may be exhausted.")
-    return Examples(name, _joined(inputs, name), torch.cat(given) if given else None, cut)
+    inputs, given = same_length(inputs, given, name)
+    return Examples(name, _joined(inputs, name), _joined(given, name) if given else None, cut)
 
 
 def _joined(parts: list[Inputs], name: str) -> Inputs:
@@ -136,8 +150,8 @@ def _joined(parts: list[Inputs], name: str) -> Inputs:
         shapes = {str([list(t.shape[1:]) for t in tensors_in(part)]) for part in parts}
         some = ", ".join(sorted(shapes)[:4])
         raise BadData(
-            f"{name}: examples of different shapes ({some}) cannot be concatenated. Pad all batches to one length, "
-            "with a mask if the network takes one."
+            f"{name}: examples of different shapes ({some}) cannot be concatenated. Pad all batches to one length, or "
+            "pass mappings with an attention_mask [N, T], which are padded here."
         ) from error
 
 

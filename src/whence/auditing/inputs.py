@@ -46,7 +46,9 @@ def _entry(
     """``place`` is the input's row in ``by_layer`` and ``known``."""
     examples, prediction = context.need(name), context.prediction(name)
     target = None if examples.targets is None or name == "ood" else examples.targets[index]
-    aleatoric, epistemic = (part_of_uncertainty(prediction, part) for part in ("aleatoric", "epistemic"))
+    aleatoric, epistemic = (
+        part_of_uncertainty(prediction, part, examples.counted_positions) for part in ("aleatoric", "epistemic")
+    )
     return ShownInput(
         set=name,  # type: ignore[arg-type]
         index=index,

@@ -114,20 +114,27 @@ class Scores:
 
 
 def scores_of(
-    task: Task, predictions: Sequence[Any], targets: Tensor, outside: Sequence[Any], seed: int
+    task: Task,
+    predictions: Sequence[Any],
+    targets: Tensor,
+    outside: Sequence[Any],
+    seed: int,
+    ood_mask: Tensor | None = None,
 ) -> Iterator[Scores]:
     """Every metric that applies; ``outside`` are predictions for out-of-distribution inputs, or None."""
     pairs = zip(predictions, outside, strict=True)
-    found = [_all_scores(task, inside, targets, ood, seed) for inside, ood in pairs]
+    found = [_all_scores(task, inside, targets, ood, seed, ood_mask) for inside, ood in pairs]
     for metric in METRICS:
         values = [scores.get(metric.name) for scores in found]
         if any(value is not None for value in values):
             yield Scores(metric, values, [losses_of(metric.name, one, targets) for one in predictions])
 
 
-def _all_scores(task: Task, prediction: Any, targets: Tensor, ood: Any, seed: int) -> dict[str, Measured]:
+def _all_scores(
+    task: Task, prediction: Any, targets: Tensor, ood: Any, seed: int, ood_mask: Tensor | None
+) -> dict[str, Measured]:
     """The metrics of one prediction, including the AUROC of errors."""
-    found = dict(evaluate(prediction, targets, ood=ood, seed=seed))
+    found = dict(evaluate(prediction, targets, ood=ood, ood_mask=ood_mask, seed=seed))
     wrong = wrong_of(prediction, targets)
     if wrong is not None and bool(wrong.any()) and not bool(wrong.all()):
         found["error_auroc"] = auroc(task.uncertainty(prediction), wrong, seed=seed)
@@ -228,9 +235,9 @@ def quality(context: Context) -> Quality:
     kinds = [Kind.PLAIN, Kind.BAYESIAN, *([Kind.RECALIBRATED] if context.baseline is not None else [])]
     inside = [context.prediction("test", kind) for kind in kinds]
     outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in kinds]
-    metrics = [
-        _metric(scores, context.seed) for scores in scores_of(context.task, inside, targets, outside, context.seed)
-    ]
+    mask = context.need("ood").positions(outside[0]) if context.has("ood") else None
+    scores = scores_of(context.task, inside, targets, outside, context.seed, mask)
+    metrics = [_metric(one, context.seed) for one in scores]
     bins = None
     if context.task.has_labels:
         bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside[:2]))
