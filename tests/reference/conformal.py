@@ -15,6 +15,16 @@ def threshold(scores: Numbers, level: Fraction) -> float:
     return sorted(scores)[rank - 1] if rank <= len(scores) else math.inf
 
 
+def grouped_threshold(scores: Sequence[Numbers], keep: Sequence[Sequence[bool]], level: Fraction) -> float:
+    """The smallest q for which Σ over groups of the share of scores up to q, divided by n + 1, reaches the level."""
+    groups = [[s for s, k in zip(row, kept, strict=True) if k] for row, kept in zip(scores, keep, strict=True)]
+    for q in sorted(s for group in groups for s in group):
+        shares = [Fraction(sum(s <= q for s in group), len(group)) for group in groups]
+        if sum(shares) / (len(groups) + 1) >= level:
+            return q
+    return math.inf
+
+
 def inputs_needed(level: Fraction) -> int:
     n = 1
     while math.ceil((n + 1) * level) > n:

@@ -47,7 +47,7 @@ def conformal_section(context: Context) -> ConformalSection:
     context.need_targets("test")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # infinite thresholds are said below
-        rules = [conformal(held, targets, level=level, seed=context.seed) for level in context.levels]
+        rules = [conformal(held, targets, level=level) for level in context.levels]
     rows = tuple(_row(context, rule) for rule in rules)
     return ConformalSection(
         "sets" if context.task.has_labels else "intervals",
@@ -150,7 +150,7 @@ def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[Conforma
                 f"{rule.count:,}, so they hold every answer."
             )
             continue
-        yield _coverage_words(what, row)
+        yield _coverage_words(what, row, len(context.need("test")))
         worst = _worst(row)
         if worst is not None:
             yield (
@@ -160,11 +160,12 @@ def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[Conforma
             )
 
 
-def _coverage_words(what: str, row: ConformalRow) -> str:
+def _coverage_words(what: str, row: ConformalRow, inputs: int) -> str:
     found = row.coverage
+    count = f"n = {found.count:,}" + (f" labels of {inputs:,} inputs" if found.count > inputs else "")
     words = (
         f"{what[0].upper()}{what[1:]} hold the truth of {found.value:.1%} of the test data (95% interval "
-        f"{found.low:.1%} to {found.high:.1%}, n = {found.count:,})"
+        f"{found.low:.1%} to {found.high:.1%}, {count})"
     )
     value, low, high = found.value or 0.0, row.chance_low, row.chance_high
     if low is None or high is None:

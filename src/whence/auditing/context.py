@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.data import Examples, plain_outputs, spaced
-from whence.auditing.tasks import Classes, Numbers, Task, task_of
+from whence.auditing.tasks import Classes, Task, task_of
 from whence.auditing.units import TARGET, Outputs
 from whence.errors import BadData, NotDefined, Notice, WhenceError
 from whence.functional import Network
@@ -23,7 +23,6 @@ from whence.predictive.dispatch import Method
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.priors import Relative
-from whence.report.formatting import squared
 from whence.report.record.sections import Sensitivity
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
 from whence.where.novelty import Reference, novelty_precision, reference_given, reference_of
@@ -70,6 +69,7 @@ class Context:
     validation_prediction: Any = None  # if tuning has computed it
     outputs: Outputs = TARGET  # names and units of predicted numbers
     levels: tuple[float, ...] = (0.9, 0.95)  # of conformal sets and intervals
+    decode: Callable[[list[int]], list[str]] | None = None  # ids of tokens to strings
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property
@@ -94,12 +94,6 @@ class Context:
     def has_dense_outputs(self) -> bool:
         """Whether outputs of a Laplace posterior are more than a vector, so that it predicts by draws."""
         return self.posterior.has_curvature and len(self.posterior.output_shape or ()) != 1
-
-    @property
-    def uncertainty_label(self) -> str:
-        """The measure of uncertainty in words, with its unit."""
-        unit = self.outputs.unit if isinstance(self.task, Numbers) else None
-        return self.task.label if unit is None else f"{self.task.label} in {squared(unit)}"
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)

@@ -49,7 +49,9 @@ def deferral(context: Context) -> Deferral:
 def _section(
     context: Context, error: str, rows: list[DeferralRule], curve: PlainAndBayesian[RejectionCurve] | None
 ) -> Deferral:
-    found = Deferral(context.task.measure, context.uncertainty_label, error, tuple(rows), curve, ())
+    found = Deferral(
+        context.task.measure, context.outputs.uncertainty_label(context.task), error, tuple(rows), curve, ()
+    )
     return replace(found, words=tuple(_words(context, found)))
 
 

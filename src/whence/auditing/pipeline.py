@@ -14,6 +14,7 @@ from whence.auditing.conformal import LEVELS, check_levels, conformal_section
 from whence.auditing.context import Context
 from whence.auditing.data import check_targets, read_examples, try_out
 from whence.auditing.deferral import deferral
+from whence.auditing.dense import read_tokens
 from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
@@ -31,7 +32,7 @@ from whence.curvature.options import CurvatureKind
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, one_of
-from whence.likelihoods import Likelihood, LikelihoodName
+from whence.likelihoods import Categorical, Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
 from whence.posteriors.base import Posterior, is_posterior
 from whence.report.record import audit as record
@@ -73,6 +74,7 @@ def audit(
     features: Sequence[str] | None = None,
     unit: str | Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
+    tokens: Any = None,
     title: str | None = None,
     structure: StructureName = "kron",
     curvature: CurvatureName = "auto",
@@ -106,6 +108,8 @@ def audit(
         classes, features: names for texts and figures.
         unit: the unit of predicted numbers, shown with them; for outputs in different units one for each.
         targets: names of predicted numbers, one for each output.
+        tokens: how ids of tokens are shown: a function from a list of ids to strings, a tokenizer with
+            ``convert_ids_to_tokens``, or a list of strings.
         title: title of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
         prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or the posterior's.
@@ -131,7 +135,7 @@ def audit(
     """
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
-    levels = check_levels(levels)
+    levels, decode = check_levels(levels), read_tokens(tokens)
     chosen = _chosen(sections, bool(methods), quick)
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
@@ -170,7 +174,7 @@ def audit(
             posterior,
             train,
             sets,
-            task.class_names(classes, shape[0] if shape else 1),
+            task.class_names(classes, _answers(posterior.likelihood, shape)),
             _feature_names(features, sets),
             profiled,
             inputs,
@@ -182,6 +186,7 @@ def audit(
             validation_prediction=fitted.validation,
             outputs=read_outputs(posterior.likelihood, shape, unit, targets),
             levels=levels,
+            decode=decode,
         )
         context, found = _sections(context, chosen, log)
     return Audit(_record(context, found, log, title), context.with_reference(), context.profile_posterior)
@@ -227,8 +232,15 @@ def _feature_names(names: Sequence[str] | None, sets: Sets) -> tuple[str, ...] |
     return tuple(map(str, names))
 
 
+def _answers(likelihood: Likelihood, shape: tuple[int, ...]) -> int:
+    """Number of classes, labels or numbers, from the shape of the outputs of one input."""
+    if isinstance(likelihood, Categorical) and likelihood.class_dim == -1:
+        return shape[-1]
+    return shape[0] if shape else 1
+
+
 def _output_shape(posterior: Posterior, sets: Sets) -> tuple[int, ...]:
-    """Shape of the outputs of one input; its first number is that of the classes in a classification."""
+    """Shape of the outputs of one input."""
     shape = posterior.output_shape
     examples = next((found for found in sets.values() if found is not None), None)
     if shape is None and examples is not None:

@@ -142,8 +142,8 @@ def _all_scores(
 
 
 def paired(differences: Tensor, seed: int) -> Measured:
-    """Mean of paired differences with its interval."""
-    return mean_of("difference", differences, seed=seed)
+    """Mean of paired differences with its interval, in which inputs are resampled, not their pixels or tokens."""
+    return mean_of("difference", differences, mask=~differences.isnan(), seed=seed)
 
 
 # One prediction
@@ -158,9 +158,10 @@ def wrong_of(prediction: Any, targets: Tensor) -> Tensor | None:
 
 
 def losses_of(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
-    """Per-input values of a metric that is a mean over inputs, [N]; None for other metrics."""
-    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() == 2 and targets.dim() == 1:
-        return _of_classes(name, prediction.probs.double().cpu(), targets.long())
+    """Values of a metric that is a mean, [N], or by pixel or token [N, …] (NaN: ignored); None for other metrics."""
+    if isinstance(prediction, ClassificationPrediction):
+        probs = prediction.probs.detach().double().cpu().movedim(prediction.class_dim, -1)
+        return _of_classes(name, probs, targets.long()) if probs.shape[:-1] == targets.shape else None
     if isinstance(prediction, BinaryPrediction) and prediction.probs.numel() == targets.numel():
         return _of_labels(name, prediction.probs.double().cpu(), targets.double().reshape(prediction.probs.shape))
     if isinstance(prediction, CountPrediction | RegressionPrediction) and name == "nll":
@@ -170,13 +171,15 @@ def losses_of(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
 
 
 def _of_classes(name: str, probs: Tensor, y: Tensor) -> Tensor | None:
-    if bool((y < 0).any()):
-        return None
+    known = y.clamp(min=0).unsqueeze(-1)
+    own = probs.gather(-1, known).squeeze(-1)
     if name == "nll":
-        return -probs.gather(1, y.unsqueeze(1)).squeeze(1).clamp(min=TINY).log()
-    if name == "brier":
-        return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1)
-    return None
+        found = -own.clamp(min=TINY).log()
+    elif name == "brier":
+        found = probs.square().sum(-1) - 2 * own + 1
+    else:
+        return None
+    return torch.where(y >= 0, found, math.nan)
 
 
 def _of_labels(name: str, p: Tensor, y: Tensor) -> Tensor | None:
@@ -243,7 +246,7 @@ def quality(context: Context) -> Quality:
         bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside[:2]))
     uncertainty = Uncertainties(
         context.task.measure,
-        context.uncertainty_label,
+        context.outputs.uncertainty_label(context.task),
         _sorted_uncertainty(context, "test"),
         _sorted_uncertainty(context, "ood"),
     )
@@ -328,6 +331,9 @@ def _words(context: Context, metrics: dict[str, Metric]) -> Iterator[str]:
 def mean_confidence(context: Context) -> float | None:
     """Mean confidence of the Bayesian prediction on test data."""
     try:
-        return float(context.prediction("test").confidence.double().mean())
+        found, targets = context.prediction("test").confidence.double().cpu(), context.need("test").targets
+        if targets is not None and found.shape == targets.shape:
+            found = found[targets >= 0]  # others are ignored
+        return float(found.mean())
     except (AttributeError, NotDefined, BadData):
         return None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from whence.auditing.tasks import Numbers, task_of
+from whence.auditing.tasks import Numbers, Task, task_of
 from whence.errors import BadOption
 from whence.likelihoods import Likelihood
 from whence.predictive.links import predict_draws
+from whence.report.formatting import squared
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Outputs:
     def unit(self) -> str | None:
         """The unit of all outputs; None if they have none, or different ones."""
         return self.units[0] if self.units is not None and len(set(self.units)) == 1 else None
+
+    def uncertainty_label(self, task: Task) -> str:
+        """The task's measure of uncertainty in words, with its unit."""
+        return task.label if self.unit is None else f"{task.label} in {squared(self.unit)}"
 
     def unit_of(self, output: int) -> str | None:
         return None if self.units is None else self.units[output]

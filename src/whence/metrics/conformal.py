@@ -11,14 +11,14 @@ Index legend: N examples, M scored elements, C classes, K outputs or labels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from whence.engine.options import Option
-from whence.errors import BadData, BadOption, NotDefined, fraction, notice, whole_number
+from whence.errors import BadData, BadOption, NotDefined, fraction, notice
 from whence.metrics.binomial import coverage_by_chance, share_of
 from whence.metrics.classification import read_labels
 from whence.metrics.elements import ArrayLike, Elements, MetricOptions, elements, finite, squeezed, tensor
@@ -68,7 +68,6 @@ def conformal(
     groups: ArrayLike | None = None,
     ignore_index: int = -100,
     class_dim: int = 1,
-    seed: int = 0,
 ) -> Conformal:
     """Thresholds from the prediction of validation inputs and their true answers.
 
@@ -81,15 +80,12 @@ def conformal(
             never empty, more even coverage of easy and difficult inputs); of numbers "normalised" by the predicted
             standard deviation, or "absolute". By default the first of each, for point predictions "absolute".
         mask, groups, ignore_index, class_dim: as for every metric.
-        seed: of the draw of one element from each group.
 
     Several labels or outputs have a threshold each: the promise is for each of them, not for all together. The elements
-    of one example (pixels, tokens) or group are not exchangeable with those of others, so one of them is drawn at
-    random (Dunn et al. 2023, J. Am. Stat. Assoc. 118), and the promise is for an element drawn at random from a
-    new example.
+    of one example (pixels, tokens) or group belong together: each example has the same weight, and the promise is
+    for an element drawn at random from a new example (Lee et al. 2023, arXiv:2306.06342, sec. 3).
     """
     fraction(level, "level", "0.9 gives 90% sets")
-    whole_number(seed, "seed", None)
     answer = _answer(prediction, tensor(targets, "targets"))
     chosen = _score(score, answer, prediction)
     options = {"mask": mask, "groups": groups}
@@ -97,13 +93,11 @@ def conformal(
         options |= {"ignore_index": ignore_index, "class_dim": class_dim}
     read = _read(prediction, targets, answer, chosen, options)
     found, counts = [], []
-    generator = torch.Generator().manual_seed(seed)
     for column in range(read.columns):
         own = (read.column == column).nonzero().flatten()
         group = None if read.elements.group is None else read.elements.group[own]
-        scores = read.scores[own if group is None else own[_one_of_each(group, generator)]]
-        found.append(conformal_quantile(scores, level))
-        counts.append(len(scores))
+        found.append(conformal_quantile(read.scores[own], level, group))
+        counts.append(len(own) if group is None else len(group.unique()))
     if math.inf in found:
         notice(
             f"level={level:g} needs at least {inputs_needed(level):,} validation inputs; there are {min(counts):,}. "
@@ -113,10 +107,24 @@ def conformal(
     return Conformal(tuple(found), level, min(counts), chosen, answer, class_dim, drawn)
 
 
-def conformal_quantile(scores: Tensor, level: float) -> float:
-    """The ⌈(n + 1) level⌉-th smallest of n scores; infinite if there are fewer."""
-    rank = quantile_rank(len(scores), level)
-    return float(scores.sort().values[rank - 1]) if rank <= len(scores) else math.inf
+def conformal_quantile(scores: Tensor, level: float, group: Tensor | None = None) -> float:
+    """The ⌈(n + 1) level⌉-th smallest of n scores; infinite if there are fewer.
+
+    In groups: where the scores of n groups of equal weight, and one infinite score of the same weight, reach ``level``.
+    """
+    if group is None:
+        rank = quantile_rank(len(scores), level)
+        return float(scores.sort().values[rank - 1]) if rank <= len(scores) else math.inf
+    ordered, order = scores.sort()
+    weights = _within_groups(group)
+    reached = weights[order].cumsum(0) / (weights.sum() + 1) >= level - 1e-9
+    return float(ordered[int(reached.int().argmax())]) if bool(reached.any()) else math.inf
+
+
+def _within_groups(group: Tensor) -> Tensor:
+    """A weight of 1 for each group, divided among its elements."""
+    _, place, sizes = group.unique(return_inverse=True, return_counts=True)
+    return 1 / sizes.double()[place]
 
 
 def quantile_rank(count: int, level: float) -> int:
@@ -225,10 +233,13 @@ class Conformal:
 
 
 def held_share(name: str, held: Tensor, members: Elements) -> Estimate:
-    """The share of true elements [M]; exactly if these are independent, otherwise by a bootstrap of groups."""
+    """The share of true elements [M], with an exact interval if these are independent.
+
+    In groups: the mean over groups of the share of each, with an interval by a bootstrap of groups.
+    """
     if members.group is None:
         return share_of(name, int(held.sum()), len(held))
-    return mean(name, held.double(), members, SHARE)
+    return mean(name, held.double(), replace(members, weights=_within_groups(members.group)), SHARE)
 
 
 # Reading
@@ -318,13 +329,3 @@ def _std(prediction: Any) -> Tensor:
     if bool((variance <= 0).any()):
         raise BadData(f"the smallest predicted variance is {float(variance.min()):.4g}; use score='absolute'.")
     return variance.double().sqrt()
-
-
-def _one_of_each(group: Tensor, generator: torch.Generator) -> Tensor:
-    """The index of one element of each group, drawn at random."""
-    order = torch.randperm(len(group), generator=generator).to(group.device)
-    shuffled = group[order]
-    place = shuffled.argsort(stable=True)
-    first = torch.ones_like(place, dtype=torch.bool)
-    first[1:] = shuffled[place][1:] != shuffled[place][:-1]
-    return order[place[first]]

@@ -24,6 +24,7 @@ from whence.report.page.charts import (
     pairs,
     pruning_score,
 )
+from whence.report.page.dense import Scales, pictures, token_style
 from whence.report.page.number_charts import number_charts
 from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
@@ -93,6 +94,7 @@ def _environment() -> Any:
         "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "squared": formatting.squared,
+        "pictures": pictures, "token_style": token_style,
     }  # fmt: skip
     return made
 
@@ -126,7 +128,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "score": pruning_score(record.pruning.rows if record.pruning else (), record.unit),
         "unlisted": len(layers) - len(listed), "deep": any(len(name) > names.SHORT for name in layers),
         "novelty_height": _novelty_height(record.novelty) if record.novelty else 0,
-        "quantities": QUANTITIES, "missing_colour": theme.MISSING,
+        "dense": Scales.of(record.inputs or ()), "quantities": QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
 
