@@ -121,14 +121,14 @@ def _words(coverage: tuple[LevelCoverage, ...], histogram: PitHistogram) -> Iter
             f"The Bayesian {100 * row.level:g}% intervals hold {found.value:.1%} of the true values (95% interval "
             f"{found.low:.1%} to {found.high:.1%}): they are too {side}."
         )
+    elif not histogram.outside:
+        yield (
+            "All bars of the histogram of F(true value) are within the band that is expected by chance: nothing in "
+            "these data speaks against the shape of the predictive distribution."
+        )
     if histogram.outside:
         yield (
             f"{histogram.outside} of {len(histogram.counts)} bars of the histogram of F(true value) are outside the "
             "band that holds all bars of a right predictive distribution with 95% probability: the predictive "
             "distribution has a wrong shape, place or width."
-        )
-    else:
-        yield (
-            "All bars of the histogram of F(true value) are within the band that is expected by chance: nothing in "
-            "these data speaks against the shape of the predictive distribution."
         )

@@ -3,7 +3,7 @@
 A threshold on a score of (input, answer) is taken from validation data; the set of a new input are the answers whose
 score is not above it. If validation and new inputs are exchangeable, the set holds the true answer with probability at
 least ``level``, averaged over validation sets and inputs (Vovk et al. 2005; Lei et al. 2018, J. Am. Stat. Assoc. 113,
-Thm. 2.2). Nothing is promised for one class, one group of inputs, or inputs from elsewhere.
+Thm. 2.2). Nothing is guaranteed for one class, one group of inputs, or inputs from elsewhere.
 
 Index legend: N examples, M scored elements, C classes, K outputs or labels.
 """
@@ -47,7 +47,7 @@ class Answer(Option):
 
 
 class Drawn(Option):
-    """What the promise is drawn from."""
+    """What the guarantee is drawn from."""
 
     NOTHING = "nothing"
     ELEMENT = "element"  # of an example: a pixel or token
@@ -81,9 +81,9 @@ def conformal(
             standard deviation, or "absolute". By default the first of each, for point predictions "absolute".
         mask, groups, ignore_index, class_dim: as for every metric.
 
-    Several labels or outputs have a threshold each: the promise is for each of them, not for all together. The elements
-    of one example (pixels, tokens) or group belong together: each example has the same weight, and the promise is
-    for an element drawn at random from a new example (Lee et al. 2023, arXiv:2306.06342, sec. 3).
+    Several labels or outputs have a threshold each: the guarantee is for each of them, not for all together. The
+    elements of one example (pixels, tokens) or group belong together: each example has the same weight, and the
+    guarantee is for an element drawn at random from a new example (Lee et al. 2023, arXiv:2306.06342, sec. 3).
     """
     fraction(level, "level", "0.9 gives 90% sets")
     answer = _answer(prediction, tensor(targets, "targets"))
@@ -150,7 +150,7 @@ class Conformal:
     score: Score
     answer: Answer
     class_dim: int = 1  # of probabilities given as a tensor
-    drawn: Drawn = Drawn.NOTHING  # whether the promise is for an element drawn from an example or group
+    drawn: Drawn = Drawn.NOTHING  # whether the guarantee is for an element drawn from an example or group
 
     @property
     def threshold(self) -> float:
@@ -159,7 +159,11 @@ class Conformal:
 
     @property
     def guarantee(self) -> str:
-        """The promise and its assumption, in one sentence."""
+        """What is guaranteed under which assumption, in one sentence."""
+        return self.guaranteed(f"{100 * self.level:g}%")
+
+    def guaranteed(self, level: str) -> str:
+        """The same for a level in words."""
         what = "set" if self.answer in (Answer.CLASSES, Answer.LABELS) else "interval"
         each = " of each label or output" if len(self.thresholds) > 1 else ""
         where = {
@@ -170,7 +174,7 @@ class Conformal:
         return (
             f"If new inputs and the {self.count:,} validation inputs come from the same source in the same way "
             f"(exchangeable), the {what}{each} holds the true answer with a probability of at least "
-            f"{100 * self.level:g}%{where}."
+            f"{level}{where}."
         )
 
     def sets(self, prediction: Any) -> Tensor:

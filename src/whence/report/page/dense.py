@@ -18,6 +18,7 @@ from whence.report.record.sections import ShownInput
 
 STEPS = 101  # of a colour scale
 NAMED = 8  # classes in the key of a map
+LEAST = 1e-3  # of the largest uncertainty: below it, a map of its epistemic part would show rounding errors
 UNKNOWN = (154, 160, 168)
 
 
@@ -49,9 +50,10 @@ class Scales:
         maps = [one.maps for one in shown if one.maps is not None]
         tokens = [token.uncertainty or 0.0 for one in shown for token in one.tokens or ()]
         predicted = {int(v) for one in maps for line in one.predicted for v in line if v is not None}
+        total = _largest(one.total for one in maps)
         return cls(
-            _largest(one.total for one in maps),
-            _largest(one.epistemic for one in maps if one.epistemic is not None),
+            total,
+            max(_largest(one.epistemic for one in maps if one.epistemic is not None), LEAST * total),
             _largest(one.wrong for one in maps if one.wrong is not None),
             max(tokens, default=0.0) or 1.0,
             tuple(sorted(predicted)) if any(one.kind == "classes" for one in maps) else (),

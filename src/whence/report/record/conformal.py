@@ -60,6 +60,6 @@ class ConformalSection:
     score: str
     about: Sentence  # the score in words
     guarantee: Sentence
-    limits: Sentence  # of the promise
+    limits: Sentence  # of the guarantee
     rows: tuple[ConformalRow, ...]
     words: Sentences
