@@ -62,7 +62,7 @@ def test_maps_are_those_of_the_prediction() -> None:
 
 
 def test_large_maps_are_averaged_and_drawn(tmp_path: Any) -> None:
-    audit, _ = segmented(100, inputs=2, classes=["none", "<some>", "much"])
+    audit, _ = segmented(72, inputs=2, classes=["none", "<some>", "much"], sections=["inputs"], tune=False)
     one = (audit.results.inputs or ())[0]
     assert one.maps is not None and len(one.maps.total) == 64 and len(one.maps.predicted[0]) == 64
     page = audit.html(tmp_path / "a.html").read_text()
@@ -153,6 +153,6 @@ def test_ways_to_name_tokens() -> None:
         with pytest.raises(BadOption, match="tokens= is a"):
             read_tokens(given)
     _, posterior = fitted(False)
+    few = batches(6, 2, False)
     with pytest.raises(BadOption, match=r"gave 1 strings for \d+ ids"):
-        test = batches(6, 2, False)
-        whence.audit(posterior, test=test, sections=["inputs"], progress=False, inputs=1, tokens=lambda _: ["one"])
+        whence.audit(posterior, test=few, sections=["inputs"], progress=False, inputs=1, tokens=lambda _: ["one"])

@@ -39,31 +39,33 @@ def same_length(inputs: list[Any], targets: list[Tensor], name: str) -> tuple[li
     Masks are padded with what means padding, token labels with −100, everything else that has a value for each
     position with the value that the batches have at padded positions (0 if none is padded).
     """
-    masks = [counted_positions(one) for one in inputs]
-    lengths = {mask.shape[1] for mask in masks if mask is not None}
-    if len(lengths) < 2 or any(mask is None for mask in masks):
+    masks = [mask for mask in map(counted_positions, inputs) if mask is not None]
+    lengths = [mask.shape[1] for mask in masks]
+    if len(set(lengths)) < 2 or len(masks) < len(inputs):
         return inputs, targets
-    longest, left = max(lengths), _padded_left([mask for mask in masks if mask is not None], name)
-    values = {key: _padding_value(key, inputs, masks) for key in inputs[0]}
-    made, labels = [], []
-    for i, (one, mask) in enumerate(zip(inputs, masks, strict=True)):
-        assert mask is not None
-        length = mask.shape[1]
+    left = _padded_left(masks, name)
+    columns = {key: [one[key] for one in inputs] for key in inputs[0]}
+    padded = {key: _padded(parts, lengths, _padding_value(key, parts, masks), left) for key, parts in columns.items()}
+    made = [{key: parts[i] for key, parts in padded.items()} for i in range(len(inputs))]
+    if targets and _by_position(targets, lengths) and targets[0].is_floating_point():
+        raise BadData(
+            f"{name}: the targets are numbers for every position of sequences of different lengths ({min(lengths)} to "
+            f"{max(lengths)}), and numbers cannot be marked as padding. Pad all to one length."
+        )
+    return made, _padded(targets, lengths, IGNORED, left) if targets else targets
 
-        def pad(value: Any, fill: Any, length: int = length) -> Any:
-            by_position = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
-            return _extended(value, longest - length, fill, left) if by_position else value
 
-        made.append({key: pad(value, values[key]) for key, value in one.items()})
-        if targets:
-            target = targets[i]
-            if target.dim() > 1 and target.shape[1] == length and target.is_floating_point():
-                raise BadData(
-                    f"{name}: the targets are numbers for every position of sequences of different lengths "
-                    f"({min(lengths)} to {longest}), and numbers cannot be marked as padding. Pad all to one length."
-                )
-            labels.append(pad(target, IGNORED))
-    return made, labels
+def _padded(parts: list[Any], lengths: list[int], fill: Any, left: bool) -> list[Any]:
+    """One of the inputs, or the targets, of all batches."""
+    if not _by_position(parts, lengths):
+        return parts
+    return [_extended(part, max(lengths) - length, fill, left) for part, length in zip(parts, lengths, strict=True)]
+
+
+def _by_position(parts: list[Any], lengths: list[int]) -> bool:
+    """Whether these have a value for each position, in every batch."""
+    pairs = zip(parts, lengths, strict=True)
+    return all(isinstance(part, Tensor) and part.dim() > 1 and part.shape[1] == length for part, length in pairs)
 
 
 def _padded_left(masks: list[Tensor], name: str) -> bool:
@@ -74,17 +76,13 @@ def _padded_left(masks: list[Tensor], name: str) -> bool:
     return left
 
 
-def _padding_value(key: Any, inputs: list[Any], masks: list[Tensor | None]) -> Any:
+def _padding_value(key: Any, parts: list[Any], masks: list[Tensor]) -> Any:
     """What stands at padded positions of one of the inputs."""
     if str(key).endswith(PADDING):
         return 1
-    for one, mask in zip(inputs, masks, strict=True):
-        value = one[key]
-        if mask is None or not isinstance(value, Tensor) or value.shape[:2] != mask.shape or value.dim() != 2:
-            continue
-        padded = value[~mask.to(value.device)]
-        if padded.numel():
-            return padded[0].item()
+    for value, mask in zip(parts, masks, strict=True):
+        if isinstance(value, Tensor) and value.shape == mask.shape and not bool(mask.all()):
+            return value[~mask.to(value.device)][0].item()
     return 0
 
 
