@@ -61,13 +61,14 @@ def coverages(draw: Draw, score: Any, count: int, level: float, trials: int) -> 
 
 
 def shown(values: Tensor) -> str:
+    if float(values.std()) == 0:
+        return f"{100 * float(values.mean()):g}"
     return f"{100 * float(values.mean()):.2f} ± {100 * float(values.std()) / math.sqrt(len(values)):.2f}"
 
 
 def any_prediction(trials: int, counts: tuple[int, ...]) -> Iterator[str]:
-    scores = "probability | cumulative | normalised | absolute"
-    yield "| validation inputs | " + " | ".join(f"{100 * level:g}%: theory | {scores}" for level in LEVELS) + " |"
-    yield "|---|" + "---|" * (5 * len(LEVELS))
+    yield "| validation inputs | level | theory | probability | cumulative | normalised | absolute |"
+    yield "|---|" + "---|" * 6
     cases: list[tuple[Draw, str]] = [
         (overconfident, "probability"),
         (overconfident, "cumulative"),
@@ -75,12 +76,11 @@ def any_prediction(trials: int, counts: tuple[int, ...]) -> Iterator[str]:
         (skewed, "absolute"),
     ]
     for count in counts:
-        cells = [f"{count:,}"]
         for level in LEVELS:
             rank = math.ceil((count + 1) * level - 1e-9)
-            cells.append(f"{100 * rank / (count + 1):.2f}" if rank <= count else "100 (infinite)")
-            cells += [shown(coverages(draw, score, count, level, trials)) for draw, score in cases]
-        yield f"| {' | '.join(cells)} |"
+            theory = f"{100 * rank / (count + 1):.2f}" if rank <= count else "100, infinite threshold"
+            found = [shown(coverages(draw, score, count, level, trials)) for draw, score in cases]
+            yield f"| {count:,} | {100 * level:g} | {theory} | {' | '.join(found)} |"
 
 
 # A posterior tuned on the same validation data

@@ -54,7 +54,10 @@ def test_coverage_at_every_level_is_that_of_the_intervals(name: str) -> None:
 
 
 def test_a_wrong_distribution_is_told_and_a_right_one_is_not() -> None:
-    given, noise = several(1), 0.2
+    made, noise = several(1), 0.2
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(11))
+    y = x[:, :1] + noise * torch.randn(400, 1, generator=torch.Generator().manual_seed(12))
+    given = Given(made.model, made.train, made.validation, (x, y), None, "regression")
     with torch.no_grad():  # the function that the targets were made from
         given.model.weight.copy_(torch.tensor([[1.0, 0.0, 0.0]]))
         given.model.bias.zero_()

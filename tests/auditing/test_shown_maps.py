@@ -30,13 +30,19 @@ def scenes(count: int, seed: int, side: int = 8) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def segmented(side: int = 8, **options: Any) -> tuple[whence.Audit, tuple[Tensor, Tensor]]:
+def segmented(
+    side: int = 8, sizes: tuple[int, int, int] = (30, 30, 20), **options: Any
+) -> tuple[whence.Audit, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
-    train, validation, test = (scenes(n, seed, side) for seed, n in enumerate((30, 30, 20)))
+    train, validation, test = (scenes(n, seed, side) for seed, n in enumerate(sizes))
     model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Tanh(), nn.Conv2d(4, 3, 1))
     trained(model, *train, nn.functional.cross_entropy, 40)
     options = {"sections": ["quality", "conformal", "inputs"], "inputs": 3, "progress": False, **options}
-    data: dict[str, Any] = {"validation": validation, "test": test, "ood": 4 * scenes(6, 9, side)[0]}
+    data: dict[str, Any] = {
+        "validation": validation,
+        "test": test,
+        "ood": 4 * scenes(6, 9, side)[0] if side < 20 else None,
+    }
     return whence.audit(model, train, likelihood="classification", **data, **options), test
 
 
@@ -62,7 +68,8 @@ def test_maps_are_those_of_the_prediction() -> None:
 
 
 def test_large_maps_are_averaged_and_drawn(tmp_path: Any) -> None:
-    audit, _ = segmented(72, inputs=2, classes=["none", "<some>", "much"], sections=["inputs"], tune=False)
+    names = ["none", "<some>", "much"]
+    audit, _ = segmented(68, (4, 3, 2), inputs=1, classes=names, sections=["inputs"], tune=False)
     one = (audit.results.inputs or ())[0]
     assert one.maps is not None and len(one.maps.total) == 64 and len(one.maps.predicted[0]) == 64
     page = audit.html(tmp_path / "a.html").read_text()
