@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import whence
 from tests.auditing.cases import trained
 from tests.auditing.test_dynamic_padding import batches, fitted
-from whence.auditing.dense import read_tokens
+from whence.auditing.dense import averaged, picked, read_tokens
 from whence.errors import BadOption, Notice
 
 
@@ -30,14 +31,14 @@ def scenes(count: int, seed: int, side: int = 8) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def segmented(
-    side: int = 8, sizes: tuple[int, int, int] = (30, 30, 20), **options: Any
-) -> tuple[whence.Audit, tuple[Tensor, Tensor]]:
+@functools.cache
+def segmented() -> tuple[whence.Audit, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
-    train, validation, test = (scenes(n, seed, side) for seed, n in enumerate(sizes))
+    train, validation, test = (scenes(n, seed) for seed, n in enumerate((30, 30, 20)))
     model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Tanh(), nn.Conv2d(4, 3, 1))
     trained(model, *train, nn.functional.cross_entropy, 40)
-    options = {"sections": ["quality", "conformal", "inputs"], "inputs": 3, "progress": False, **options}
+    options: dict[str, Any] = {"sections": ["quality", "conformal", "inputs"], "inputs": 3, "progress": False}
+    options["classes"] = ["none", "<some>", "much"]
     data: dict[str, Any] = {
         "validation": validation,
         "test": test,
@@ -67,15 +68,24 @@ def test_maps_are_those_of_the_prediction() -> None:
     assert outside.maps is not None and outside.maps.wrong is None and outside.maps.mistakes is None
 
 
-def test_large_maps_are_averaged_and_drawn(tmp_path: Any) -> None:
-    names = ["none", "<some>", "much"]
-    audit, _ = segmented(68, (4, 3, 2), inputs=1, classes=names, sections=["inputs"], tune=False)
-    one = (audit.results.inputs or ())[0]
-    assert one.maps is not None and len(one.maps.total) == 64 and len(one.maps.predicted[0]) == 64
+def test_maps_are_drawn(tmp_path: Any) -> None:
+    audit, _ = segmented()
     page = audit.html(tmp_path / "a.html").read_text()
     assert 'alt="Map of the predicted classes' in page and "Map of its epistemic part" in page
-    assert "&lt;some&gt;" in page and "errors: " in page
+    assert "&lt;some&gt;" in page and "errors: " in page and "<some>" not in page
     assert whence.Audit.read(audit.json(tmp_path / "a.json")).results == audit.results
+
+
+def test_large_maps_are_averaged() -> None:
+    image = torch.rand(128, 256, dtype=torch.float64)
+    image[0, :4] = image[1, :4] = image[2, :4] = image[3, :4] = torch.nan
+    image[0, 4] = torch.nan
+    small = averaged(image)
+    assert small.shape == (32, 64) and bool(small[0, 0].isnan())
+    assert float(small[0, 1]) == pytest.approx(float(image[:4, 4:8].nansum() / 15))  # of those that are known
+    torch.testing.assert_close(small[1, 2], image[4:8, 8:12].mean())
+    classes = torch.randint(9, (128, 256)).double()
+    assert set(picked(classes).unique().tolist()) <= set(range(9)) and picked(classes).shape == (32, 64)
 
 
 def test_pixels_are_counted_and_inputs_resampled() -> None:
@@ -161,5 +171,6 @@ def test_ways_to_name_tokens() -> None:
             read_tokens(given)
     _, posterior = fitted(False)
     few = batches(6, 2, False)
-    with pytest.raises(BadOption, match=r"gave 1 strings for \d+ ids"):
-        whence.audit(posterior, test=few, sections=["inputs"], progress=False, inputs=1, tokens=lambda _: ["one"])
+    audit = whence.audit(posterior, test=few, sections=["inputs"], progress=False, inputs=1, tokens=lambda _: ["one"])
+    why = next(one.why for one in audit.results.run.left_out if one.what == "inputs")
+    assert "tokens= gave 1 strings for" in why

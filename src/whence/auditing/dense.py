@@ -42,12 +42,12 @@ def dense_maps(context: Context, name: str, index: int) -> DenseMaps | None:
     labels = context.task.has_labels
     return DenseMaps(
         "classes" if labels else "numbers",
-        _grid(_picked(answers[index].double()) if labels else _averaged(answers[index].double())),
+        _grid(picked(answers[index].double()) if labels else averaged(answers[index].double())),
         _names(context, prediction) if labels else None,
         context.task.measure,
-        _grid(_averaged(total)),
-        None if epistemic is None else _grid(_averaged(epistemic)),
-        None if wrong is None else _grid(_averaged(wrong)),
+        _grid(averaged(total)),
+        None if epistemic is None else _grid(averaged(epistemic)),
+        None if wrong is None else _grid(averaged(wrong)),
         pixels,
         mistakes,
     )
@@ -91,7 +91,7 @@ def _size(image: Tensor) -> tuple[int, int]:
     return max(1, round(image.shape[0] * scale)), max(1, round(image.shape[1] * scale))
 
 
-def _averaged(image: Tensor) -> Tensor:
+def averaged(image: Tensor) -> Tensor:
     """Means of neighbours, of those that are known."""
     known = ~image.isnan()
     pool = torch.nn.functional.adaptive_avg_pool2d
@@ -99,7 +99,7 @@ def _averaged(image: Tensor) -> Tensor:
     return torch.where(parts > 0, values / parts.clamp(min=1e-9), torch.nan)
 
 
-def _picked(image: Tensor) -> Tensor:
+def picked(image: Tensor) -> Tensor:
     """Some of the pixels, evenly spaced."""
     return torch.nn.functional.interpolate(image[None, None], _size(image), mode="nearest-exact")[0, 0]
 
