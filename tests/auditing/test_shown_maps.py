@@ -42,7 +42,7 @@ def segmented() -> tuple[whence.Audit, tuple[Tensor, Tensor]]:
     data: dict[str, Any] = {
         "validation": validation,
         "test": test,
-        "ood": 4 * scenes(6, 9, side)[0] if side < 20 else None,
+        "ood": 4 * scenes(6, 9)[0],
     }
     return whence.audit(model, train, likelihood="classification", **data, **options), test
 
