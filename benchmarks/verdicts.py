@@ -25,8 +25,10 @@ from torch import Tensor, nn
 import whence
 from benchmarks.report import between
 from whence.auditing.context import Kind
+from whence.auditing.data import Examples
 from whence.auditing.quality import quality
 from whence.auditing.tasks import task_of
+from whence.auditing.units import TARGET
 from whence.auditing.verdict import judged
 from whence.errors import Notice
 from whence.likelihoods import Likelihood
@@ -49,17 +51,23 @@ class Simulated:
     def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, outside: Tensor | None = None) -> None:
         self.task, self.classes, self.seed, self.baseline = task_of(likelihood), None, 0, None
         self.likelihood, self.targets, self.sets = likelihood, targets, {}
-        self.outputs = {"test": outputs, "ood": outside}
+        self.raw = {"test": outputs, "ood": outside}
+        self.outputs = TARGET
 
     def need_targets(self, _: str) -> Tensor:
         return self.targets
 
+    def need(self, name: str) -> Examples:
+        outputs = self.raw[name]
+        assert outputs is not None
+        return Examples(name, outputs, None)
+
     def has(self, name: str) -> bool:
-        return self.outputs.get(name) is not None
+        return self.raw.get(name) is not None
 
     @functools.cache  # noqa: B019
     def prediction(self, name: str, _: Kind = Kind.BAYESIAN) -> Any:
-        outputs = self.outputs[name]
+        outputs = self.raw[name]
         assert outputs is not None
         return predict_draws(self.likelihood, outputs[None])
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import whence
 from tests.cli import fakes
-from whence.cli import main, references
+from whence.cli import main, options, references
 
 USUAL = ["audit", "net.py:model", "--train", "net.py:pair", "-l", "classification", "--out", "out"]
 
@@ -65,6 +65,15 @@ def test_rules_come_from_a_file(shop: Path, capsys: pytest.CaptureFixture[str]) 
 def test_bad_rules_are_refused(shop: Path, capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
     Path("rules.json").write_text(text)
     assert words in refused(capsys, *USUAL, "--rules", "rules.json")
+
+
+def test_units_and_levels(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*USUAL, "--unit", "kW", "--levels", "0.8, 0.99"]) == 0
+    assert fakes.calls[0]["unit"] == "kW" and fakes.calls[0]["levels"] == [0.8, 0.99]
+    assert options.parse_unit("m, kg") == ["m", "kg"] and options.parse_unit(None) is None
+    for word in ("90", "0.9,", "x", "-0.5"):
+        with pytest.raises(whence.errors.BadOption, match="--levels: expected numbers between 0 and 1"):
+            options.parse_levels(word)
 
 
 def test_references_of_every_kind(shop: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from whence.auditing.data import Examples, plain_outputs, spaced
 from whence.auditing.grouping import GivenGroups
 from whence.auditing.tasks import Classes, Task, task_of
+from whence.auditing.units import TARGET, Outputs
 from whence.errors import BadData, NotDefined, Notice, WhenceError
 from whence.functional import Network
 from whence.posteriors.base import Posterior
@@ -68,6 +69,9 @@ class Context:
     wants_shares: bool = True  # whether any section needs shares or novelty
     validation_prediction: Any = None  # if tuning has computed it
     groups: GivenGroups | None = None  # of test inputs
+    outputs: Outputs = TARGET  # names and units of predicted numbers
+    levels: tuple[float, ...] = (0.9, 0.95)  # of conformal sets and intervals
+    decode: Callable[[list[int]], list[str]] | None = None  # ids of tokens to strings
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property
@@ -169,8 +173,8 @@ class Context:
         return {"generator": torch.Generator().manual_seed(self.seed)}
 
     def uncertainty(self, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
-        """One number for each input of a set."""
-        return self.task.uncertainty(self.prediction(name, kind))
+        """One number for each input of a set; padded positions of sequences do not count."""
+        return self.task.uncertainty(self.prediction(name, kind), self.need(name).counted_positions)
 
     # One pass over the inputs of a set
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from whence.engine.batches import (
     tensors_in,
     to_device,
 )
+from whence.engine.padding import counted_positions, same_length
 from whence.errors import BadData
 from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood
@@ -67,6 +69,17 @@ class Examples:
     def positions(self) -> Tensor:
         """Which of the examples as given these are."""
         return torch.arange(len(self)) if self.index is None else self.index
+
+    @functools.cached_property
+    def counted_positions(self) -> Tensor | None:
+        """Which positions of the sequences are tokens, bool [N, T]; None if the inputs do not say."""
+        return counted_positions(self.inputs)
+
+    def positions_of(self, prediction: Any) -> Tensor | None:
+        """The same, if the prediction has one label or number for every position."""
+        counted = self.counted_positions
+        shape = getattr(prediction, "labels", getattr(prediction, "mean", None)).shape  # type: ignore[union-attr]
+        return counted if counted is not None and shape[:2] == counted.shape else None
 
     def thinned(self, most: int) -> Examples:
         """At most ``most`` examples, evenly spaced."""
@@ -140,8 +153,9 @@ def _read(name: str, loader: Iterable[Any], most: int, targets: bool) -> Example
             given.append(_on_cpu(y)[:size])
     if not seen:
         raise BadData(f"{name} is empty: it yielded no example. If it is a generator, it may be exhausted.")
+    inputs, given = same_length(inputs, given, name)
     total = None if cut else seen
-    return Examples(name, _joined(inputs, name), torch.cat(given) if given else None, cut, given=total)
+    return Examples(name, _joined(inputs, name), _joined(given, name) if given else None, cut, given=total)
 
 
 def _joined(parts: list[Inputs], name: str) -> Inputs:
@@ -151,8 +165,8 @@ def _joined(parts: list[Inputs], name: str) -> Inputs:
         shapes = {str([list(t.shape[1:]) for t in tensors_in(part)]) for part in parts}
         some = ", ".join(sorted(shapes)[:4])
         raise BadData(
-            f"{name}: examples of different shapes ({some}) cannot be concatenated. Pad all batches to one length, "
-            "with a mask if the network takes one."
+            f"{name}: examples of different shapes ({some}) cannot be concatenated. Pad all batches to one length, or "
+            "pass mappings with an attention_mask [N, T], which are padded here."
         ) from error
 
 

@@ -38,7 +38,9 @@ def deferral(context: Context) -> Deferral:
         context.need_targets(name)
     if isinstance(context.task, Numbers):
         rows = [_number_rule(context, coverage) for coverage in COVERAGES]
-        found = Deferral(context.task.measure, context.task.label, "root mean squared error", tuple(rows), None, ())
+        unit, label = context.outputs.unit, context.outputs.uncertainty_label(context.task)
+        error = "root mean squared error" + (f" ({unit})" if unit else "")
+        found = Deferral(context.task.measure, label, error, tuple(rows), None, ())
         centre = context.prediction("test").mean.double().cpu()
         squared = (centre - context.need_targets("test").double().reshape(centre.shape)).square()
         steps = number_steps(
@@ -131,9 +133,10 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
     if whole is None or some is None or whole.value is None or some.value is None or covered is None:
         return
     form, name = (".1%", "error rate") if found.is_rate else (".3g", "typical error")
+    unit = "" if found.is_rate or context.outputs.unit is None else f" {context.outputs.unit}"
     yield (
         f"If a person takes over the most uncertain {1 - covered:.0%} of {found.answers}, the {name} of the others "
-        f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}."
+        f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}{unit}."
     )
     if found.is_rate and found.labels is None:
         yield ("For a target error rate, the threshold keeps it with 95% confidence on the validation data.")

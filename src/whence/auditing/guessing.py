@@ -26,7 +26,10 @@ MEAN_COUNT = "always predicting the mean count of the test data"
 
 
 def guessing(losses: Tensor | None, prediction: Any, targets: Tensor, names: list[str], seed: int) -> Guessing | None:
-    """Guessing beside the posterior, whose log loss of each input is ``losses`` [N]; None if these are not defined."""
+    """Guessing beside the posterior, whose log loss of each input (pixel, token) is ``losses`` [N, …].
+
+    None if these are not defined.
+    """
     if losses is None or len(losses) < 2:
         return None
     rate, name = None, None
@@ -42,15 +45,14 @@ def guessing(losses: Tensor | None, prediction: Any, targets: Tensor, names: lis
             positive = float(truth.mean())
             rate, name = max((positive, names[-1]), (1 - positive, names[0]))
     else:
-        words, frequency = (
-            CLASS_FREQUENCIES,
-            torch.bincount(targets.long(), minlength=len(names)).double() / len(targets),
-        )
-        each = -frequency[targets.long()].log()
+        counts = torch.bincount(targets[targets >= 0].long(), minlength=len(names)).double()
+        words, frequency = CLASS_FREQUENCIES, counts / counts.sum()
+        each = -frequency[targets.long().clamp(min=0)].log()
         rate, name = float(frequency.max()), names[int(frequency.argmax())]
-    difference = Estimate.of(mean_of("difference", losses - each, seed=seed))
+    counted = ~losses.isnan()  # the others are ignored
+    difference = Estimate.of(mean_of("difference", losses - each, mask=counted, seed=seed))
     assert difference is not None
-    return Guessing(words, float(each.mean()), difference, rate, name)
+    return Guessing(words, float(each[counted].mean()), difference, rate, name)
 
 
 def _label_loss(truth: Tensor) -> Tensor:
@@ -103,10 +105,12 @@ def _confidence(prediction: Any) -> Tensor | None:
         return None
 
 
-def overconfidence(prediction: Any, wrong: Tensor | None, seed: int) -> tuple[float, Measured] | None:
-    """The mean confidence, and its difference from the accuracy; None unless there is one label for each input."""
+def overconfidence(prediction: Any, targets: Tensor, seed: int) -> tuple[float, Measured] | None:
+    """The mean confidence of all labels that count, and its difference from the accuracy; None without labels."""
     confidence = _confidence(prediction)
-    if confidence is None or wrong is None or len(confidence) != len(wrong) or len(wrong) < 2:
+    if confidence is None or confidence.numel() != targets.numel() or len(targets) < 2:
         return None
-    apart = mean_of("difference", confidence - (~wrong).double(), (-1.0, 1.0), seed=seed)
-    return float(confidence.mean()), apart
+    counted = targets >= 0
+    right = (prediction.labels.cpu().reshape(targets.shape) == targets).double()
+    apart = mean_of("difference", confidence.reshape(targets.shape) - right, (-1.0, 1.0), mask=counted, seed=seed)
+    return float(confidence.reshape(targets.shape)[counted].mean()), apart

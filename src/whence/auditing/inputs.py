@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.context import Context, view_key
+from whence.auditing.dense import dense_maps, shown_tokens
 from whence.auditing.tasks import part_of_uncertainty
 from whence.engine.batches import Inputs
 from whence.report.record.sections import Feature, LayerShare, ShownInput
@@ -46,7 +47,10 @@ def _entry(
     """``place`` is the input's row in ``by_layer`` and ``known``."""
     examples, prediction = context.need(name), context.prediction(name)
     target = None if examples.targets is None or name == "ood" else examples.targets[index]
-    aleatoric, epistemic = (part_of_uncertainty(prediction, part) for part in ("aleatoric", "epistemic"))
+    aleatoric, epistemic = (
+        part_of_uncertainty(prediction, part, examples.counted_positions) for part in ("aleatoric", "epistemic")
+    )
+    text = shown_tokens(context, name, index)
     return ShownInput(
         set=name,  # type: ignore[arg-type]
         index=index,
@@ -59,6 +63,9 @@ def _entry(
         row=features(examples.inputs, index, context.features),
         layers=() if by_layer is None else _layer_shares(by_layer, place),
         words="" if known is None else _novelty_words(known, place),
+        maps=dense_maps(context, name, index),
+        tokens=None if text is None else text[0],
+        more_tokens=text[1] if text is not None and text[1] else None,
         **{**NOTHING, **context.task.describe(prediction, index, target, context.class_name)},
     )
 
@@ -102,7 +109,7 @@ def _black_and_white(inputs: Tensor) -> tuple[float, float]:
 
 def features(inputs: Inputs, index: int, names: tuple[str, ...] | None) -> tuple[Feature, ...] | None:
     """Feature names and values, if inputs are rows of a table."""
-    if not isinstance(inputs, Tensor) or inputs.dim() != 2:
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or not inputs.is_floating_point():
         return None
     values = inputs[index].double().tolist()
     if names is None or len(names) != len(values):

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from whence.auditing.comparison import comparison
+from whence.auditing.conformal import LEVELS, check_levels, conformal_section
 from whence.auditing.context import Context
 from whence.auditing.data import check_targets, read_examples, try_out
 from whence.auditing.deferral import deferral
+from whence.auditing.dense import read_tokens
 from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
 from whence.auditing.grouping import read_groups
 from whence.auditing.groups import groups as group_tables
@@ -27,13 +29,14 @@ from whence.auditing.tables import answers, pruning, sensitivity
 from whence.auditing.tables import layers as layer_table
 from whence.auditing.tasks import task_of
 from whence.auditing.tracing import Tracer
+from whence.auditing.units import read_outputs
 from whence.auditing.verdict import PENDING, judged
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, explains_keywords, one_of
-from whence.likelihoods import Likelihood, LikelihoodName
+from whence.likelihoods import Categorical, Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
 from whence.posteriors.base import Posterior, is_posterior
 from whence.report.record import audit as record
@@ -46,6 +49,7 @@ NAMED = 4  # layers or parameters that a sentence names
 SECTIONS: dict[str, Callable[[Context], Any]] = {
     "quality": quality,
     "comparison": comparison,
+    "conformal": conformal_section,
     "deferral": deferral,
     "groups": group_tables,
     "layers": layer_table,
@@ -77,6 +81,9 @@ def audit(
     classes: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     groups: Any = None,
+    unit: str | Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    tokens: Any = None,
     title: str | None = None,
     structure: StructureName = "kron",
     curvature: CurvatureName = "auto",
@@ -86,6 +93,7 @@ def audit(
     examples: int = 10_000,
     profiled: int = 1_000,
     inputs: int = 12,
+    levels: Sequence[float] = LEVELS,
     sections: Sequence[str] | None = None,
     methods: Mapping[str, Posterior] | None = None,
     seed: int | None = None,
@@ -110,6 +118,10 @@ def audit(
         classes, features: names for texts and figures.
         groups: groups of test inputs to compare: one value for each test input, a column of tabular inputs (its name in
             ``features``, or its index), or a mapping of names to such. Many different numbers are cut at quantiles.
+        unit: the unit of predicted numbers, shown with them; for outputs in different units one for each.
+        targets: names of predicted numbers, one for each output.
+        tokens: how ids of tokens are shown: a function from a list of ids to strings, a tokenizer with
+            ``convert_ids_to_tokens``, or a list of strings.
         title: title of the page.
         structure, curvature, layers: as for :func:`whence.laplace`.
         prior_precision: as for :func:`whence.laplace`; by default ``whence.Relative()``, or the posterior's.
@@ -117,6 +129,7 @@ def audit(
         examples: largest number of examples of each of test, validation and ood to keep in memory.
         profiled: largest number of inputs for shares, novelty, pruning and answers.
         inputs: number of most uncertain inputs to show.
+        levels: of conformal prediction sets and intervals.
         sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
         methods: other posteriors by name, to compare with this one on the same data.
         seed: seed of all draws (0); or a ``generator`` to draw it from.
@@ -137,6 +150,7 @@ def audit(
     seed = resolve_seed(seed, generator)
     _check_counts(examples=examples, profiled=profiled, inputs=inputs)
     chosen = _chosen(sections, {"comparison": not methods, "groups": groups is None}, quick)
+    levels, decode = check_levels(levels), read_tokens(tokens)
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
         sampled = CurvatureKind.parse(curvature, "curvature") is CurvatureKind.AUTO and not is_posterior(model)
@@ -171,11 +185,12 @@ def audit(
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
             check_targets(posterior.snapshots[0], posterior.likelihood, one)
+        task, shape = task_of(posterior.likelihood), _output_shape(posterior, sets)
         context = Context(
             posterior,
             train,
             sets,
-            task_of(posterior.likelihood).class_names(classes, _outputs(posterior, sets)),
+            task.class_names(classes, _answers(posterior.likelihood, shape)),
             _feature_names(features, sets),
             profiled,
             inputs,
@@ -186,6 +201,9 @@ def audit(
             note=_quick_words(curvature) if quick else "",
             validation_prediction=fitted.validation,
             groups=given_groups,
+            outputs=read_outputs(posterior.likelihood, shape, unit, targets),
+            levels=levels,
+            decode=decode,
         )
         context, found = _sections(context, chosen, log)
     whole = judged(_record(context, found, log, title), rules or VerdictRules())
@@ -232,13 +250,20 @@ def _feature_names(names: Sequence[str] | None, sets: Sets) -> tuple[str, ...] |
     return tuple(map(str, names))
 
 
-def _outputs(posterior: Posterior, sets: Sets) -> int:
-    """Number of outputs, which is the number of classes in a classification."""
+def _answers(likelihood: Likelihood, shape: tuple[int, ...]) -> int:
+    """Number of classes, labels or numbers, from the shape of the outputs of one input."""
+    if isinstance(likelihood, Categorical) and likelihood.class_dim == -1:
+        return shape[-1]
+    return shape[0] if shape else 1
+
+
+def _output_shape(posterior: Posterior, sets: Sets) -> tuple[int, ...]:
+    """Shape of the outputs of one input."""
     shape = posterior.output_shape
     examples = next((found for found in sets.values() if found is not None), None)
     if shape is None and examples is not None:
         shape = tuple(try_out(posterior.snapshots[0], examples.inputs, examples.name).shape[1:])
-    return shape[0] if shape else 1
+    return shape or ()
 
 
 # The record
@@ -293,6 +318,7 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
         verdict=PENDING,
         **found,
         run=_run(context, log),
+        unit=context.outputs.unit,
     )
 
 

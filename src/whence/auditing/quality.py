@@ -17,8 +17,9 @@ from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.auditing.guessing import class_names, guessing, implied_auroc, overconfidence
 from whence.auditing.label_tables import label_tables
+from whence.auditing.numbers import number_checks
 from whence.auditing.points import is_negligible, significant_sign
-from whence.auditing.tasks import Task
+from whence.auditing.tasks import Numbers, Task
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, reliability, risk_coverage
 from whence.metrics.intervals import mean_of
@@ -33,11 +34,11 @@ from whence.report.record.common import (
     Bins,
     Estimate,
     MetricName,
-    Numbers,
     PlainAndBayesian,
     RejectionCurve,
     ReliabilityBin,
 )
+from whence.report.record.common import Numbers as Values
 from whence.where.weights import thinned
 
 BINS = 10
@@ -122,20 +123,27 @@ def undercovering(scores: Sequence[Scores]) -> dict[int, Measured]:
 
 
 def scores_of(
-    task: Task, predictions: Sequence[Any], targets: Tensor, outside: Sequence[Any], seed: int
+    task: Task,
+    predictions: Sequence[Any],
+    targets: Tensor,
+    outside: Sequence[Any],
+    seed: int,
+    ood_mask: Tensor | None = None,
 ) -> Iterator[Scores]:
     """Every metric that applies; ``outside`` are predictions for out-of-distribution inputs, or None."""
     pairs = zip(predictions, outside, strict=True)
-    found = [_all_scores(task, inside, targets, ood, seed) for inside, ood in pairs]
+    found = [_all_scores(task, inside, targets, ood, seed, ood_mask) for inside, ood in pairs]
     for metric in METRICS:
         values = [scores.get(metric.name) for scores in found]
         if any(value is not None for value in values):
             yield Scores(metric, values, [losses_of(metric.name, one, targets) for one in predictions])
 
 
-def _all_scores(task: Task, prediction: Any, targets: Tensor, ood: Any, seed: int) -> dict[str, Measured]:
+def _all_scores(
+    task: Task, prediction: Any, targets: Tensor, ood: Any, seed: int, ood_mask: Tensor | None
+) -> dict[str, Measured]:
     """The metrics of one prediction, including the AUROC of errors."""
-    found = dict(evaluate(prediction, targets, ood=ood, seed=seed))
+    found = dict(evaluate(prediction, targets, ood=ood, ood_mask=ood_mask, seed=seed))
     wrong = wrong_of(prediction, targets)
     if wrong is not None and bool(wrong.any()) and not bool(wrong.all()):
         found["error_auroc"] = auroc(task.uncertainty(prediction), wrong, seed=seed)
@@ -143,8 +151,8 @@ def _all_scores(task: Task, prediction: Any, targets: Tensor, ood: Any, seed: in
 
 
 def paired(differences: Tensor, seed: int) -> Measured:
-    """Mean of paired differences with its interval."""
-    return mean_of("difference", differences, seed=seed)
+    """Mean of paired differences with its interval, in which inputs are resampled, not their pixels or tokens."""
+    return mean_of("difference", differences, mask=~differences.isnan(), seed=seed)
 
 
 # One prediction
@@ -159,9 +167,10 @@ def wrong_of(prediction: Any, targets: Tensor) -> Tensor | None:
 
 
 def losses_of(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
-    """Per-input values of a metric that is a mean over inputs, [N]; None for other metrics."""
-    if isinstance(prediction, ClassificationPrediction) and prediction.probs.dim() == 2 and targets.dim() == 1:
-        return _of_classes(name, prediction.probs.double().cpu(), targets.long())
+    """Values of a metric that is a mean, [N], or by pixel or token [N, …] (NaN: ignored); None for other metrics."""
+    if isinstance(prediction, ClassificationPrediction):
+        probs = prediction.probs.detach().double().cpu().movedim(prediction.class_dim, -1)
+        return _of_classes(name, probs, targets.long()) if probs.shape[:-1] == targets.shape else None
     if isinstance(prediction, BinaryPrediction) and prediction.probs.numel() == targets.numel():
         return _of_labels(name, prediction.probs.double().cpu(), targets.double().reshape(prediction.probs.shape))
     if isinstance(prediction, CountPrediction | RegressionPrediction) and name == "nll":
@@ -171,13 +180,15 @@ def losses_of(name: str, prediction: Any, targets: Tensor) -> Tensor | None:
 
 
 def _of_classes(name: str, probs: Tensor, y: Tensor) -> Tensor | None:
-    if bool((y < 0).any()):
-        return None
+    known = y.clamp(min=0).unsqueeze(-1)
+    own = probs.gather(-1, known).squeeze(-1)
     if name == "nll":
-        return -probs.gather(1, y.unsqueeze(1)).squeeze(1).clamp(min=TINY).log()
-    if name == "brier":
-        return (probs - torch.nn.functional.one_hot(y, probs.shape[1])).square().sum(1)
-    return None
+        found = -own.clamp(min=TINY).log()
+    elif name == "brier":
+        found = probs.square().sum(-1) - 2 * own + 1
+    else:
+        return None
+    return torch.where(y >= 0, found, math.nan)
 
 
 def _of_labels(name: str, p: Tensor, y: Tensor) -> Tensor | None:
@@ -227,7 +238,7 @@ def error_curve(prediction: Any, targets: Tensor, uncertainty: Tensor) -> Reject
     return RejectionCurve(tuple(table.coverage[index].tolist()), tuple(table.risk[index].tolist()))
 
 
-def sorted_values(values: Tensor) -> Numbers:
+def sorted_values(values: Tensor) -> Values:
     """Sorted values, thinned to a few hundred."""
     return tuple(thinned(values.sort().values, POINTS).tolist())
 
@@ -241,22 +252,25 @@ def quality(context: Context) -> Quality:
     kinds = [Kind.PLAIN, Kind.BAYESIAN, *([Kind.RECALIBRATED] if context.baseline is not None else [])]
     inside = [context.prediction("test", kind) for kind in kinds]
     outside = [context.prediction("ood", kind) if context.has("ood") else None for kind in kinds]
-    metrics = [
-        _metric(scores, context.seed) for scores in scores_of(context.task, inside, targets, outside, context.seed)
-    ]
+    mask = context.need("ood").positions_of(outside[0]) if context.has("ood") else None
+    scores = scores_of(context.task, inside, targets, outside, context.seed, mask)
+    metrics = [_metric(one, context.seed) for one in scores]
     bins = None
     if context.task.has_labels:
         bins = PlainAndBayesian(*(reliability_bins(prediction, targets) for prediction in inside[:2]))
     uncertainty = Uncertainties(
         context.task.measure,
-        context.task.label,
+        context.outputs.uncertainty_label(context.task),
         _sorted_uncertainty(context, "test"),
         _sorted_uncertainty(context, "ood"),
     )
     found = context.baseline
     baseline = None if found is None else Baseline(found.label, found.words, len(context.need("validation")))
+    numbers = None
+    if isinstance(context.task, Numbers):
+        numbers = number_checks(context, dict(zip(kinds, inside, strict=True)), targets)
     names = class_names(context.task, context.classes, context.task.outputs(inside[1]))
-    sure = overconfidence(inside[1], wrong_of(inside[1], targets), context.seed)
+    sure = overconfidence(inside[1], targets, context.seed)
     section = Quality(
         tuple(metrics),
         bins,
@@ -264,6 +278,7 @@ def quality(context: Context) -> Quality:
         (),
         baseline,
         **label_tables(context),
+        numbers=numbers,
         guessing=guessing(losses_of("nll", inside[1], targets), inside[1], targets, names, context.seed),
         confidence=None if sure is None else sure[0],
         overconfidence=None if sure is None else Estimate.of(sure[1]),
@@ -278,7 +293,7 @@ def _metric(scores: Scores, seed: int) -> Metric:
     return replace(found, recalibrated=more[0], gain=scores.difference(1, seed, base=2)) if more else found
 
 
-def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Numbers] | None:
+def _sorted_uncertainty(context: Context, name: str) -> PlainAndBayesian[Values] | None:
     if not context.has(name):
         return None
     return PlainAndBayesian(*(sorted_values(context.uncertainty(name, kind)) for kind in (Kind.PLAIN, Kind.BAYESIAN)))

@@ -25,9 +25,12 @@ class Task:
     label: str = "variance of the outputs"
     has_labels: bool = False  # whether answers are right or wrong
 
-    def uncertainty(self, prediction: Any) -> Tensor:
-        """One number for each input, summed over outputs; float64 on the CPU."""
-        return summed(getattr(prediction, self.measure))
+    def uncertainty(self, prediction: Any, counted: Tensor | None = None) -> Tensor:
+        """One number for each input, summed over outputs; float64 on the CPU.
+
+        ``counted``: which positions of its sequence are tokens, bool [N, T].
+        """
+        return summed(getattr(prediction, self.measure), counted)
 
     def outputs(self, prediction: Any) -> int:
         """Number of outputs of the network."""
@@ -123,14 +126,17 @@ def task_of(likelihood: Likelihood) -> Task:
     return TASKS[likelihood.task_kind]
 
 
-def summed(values: Tensor) -> Tensor:
+def summed(values: Tensor, counted: Tensor | None = None) -> Tensor:
     """One number for each input, over its outputs; float64 on the CPU."""
-    return values.detach().double().cpu().reshape(len(values), -1).sum(1)
+    flat = values.detach().double().cpu()
+    if counted is not None and flat.shape[:2] == counted.shape:
+        flat = flat * counted.reshape(*counted.shape, *[1] * (flat.dim() - 2))
+    return flat.reshape(len(flat), -1).sum(1)
 
 
-def part_of_uncertainty(prediction: Any, name: str) -> Tensor | None:
+def part_of_uncertainty(prediction: Any, name: str, counted: Tensor | None = None) -> Tensor | None:
     """``aleatoric`` or ``epistemic``, one number for each input, if there is a split."""
     try:
-        return summed(getattr(prediction, name))
+        return summed(getattr(prediction, name), counted)
     except (WhenceError, AttributeError):
         return None

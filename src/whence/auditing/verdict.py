@@ -110,4 +110,5 @@ def _opening(judge: Judge) -> str:
     of = f"{score.count:,} {of}{'' if score.count == 1 else 's'}"
     if accuracy:
         return f"{words} and classifies {score.value:.1%} of {of} correctly."
-    return f"{words} and an RMSE of {score.value:.3g} on {of}."
+    unit = "" if judge.record.unit is None else f" {judge.record.unit}"
+    return f"{words} and an RMSE of {score.value:.3g}{unit} on {of}."

@@ -36,6 +36,7 @@ STRUCTURES = "Structure of the curvature: kron, ekfac, diag, block, full or lowr
 CURVATURES = "Kind of curvature: auto, ggn, mc, empirical, kfra or hessian."
 RULES = 'Thresholds of the verdict: JSON of some fields of whence.VerdictRules, such as {"ece": 0.02}.'
 QUICK = "A first look in a fraction of the time: sampled curvature, fewer examples, no pruning curve."
+UNITS = "Unit of predicted numbers; several, with commas, if outputs have different ones."
 PRIORS = "Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic prior."
 
 
@@ -59,6 +60,8 @@ def audit(
     save: Annotated[Path | None, option(FIT, "FILE", "Save the fitted posterior here (.safetensors).")] = None,
     out: Annotated[Path, option(OUTPUT, "DIR", "Folder for audit.html and audit.json.")] = Path("whence-audit"),
     title: options.Title = None,
+    unit: Annotated[str | None, option(OUTPUT, "UNIT", UNITS)] = None,
+    levels: Annotated[str, option(OUTPUT, "A,B", "Levels of conformal prediction sets and intervals.")] = "0.9,0.95",
     examples: options.Examples = 10_000,
     inputs: Annotated[int, option(OUTPUT, "N", "Number of most uncertain inputs to show.", min=0)] = 12,
     open_page: options.Open = False,
@@ -94,6 +97,8 @@ def audit(
             "features": options.parse_features(features),
             "title": title,
             "rules": options.parse_rules(rules),
+            "unit": options.parse_unit(unit),
+            "levels": options.parse_levels(levels),
         }
         if save is not None:
             check_file(save, "--save")

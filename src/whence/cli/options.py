@@ -191,3 +191,18 @@ def parse_rules(path: Path | None) -> VerdictRules | None:
     for name in given:
         one_of(name, [one.name for one in fields(VerdictRules)], f"rule in {path}")
     return VerdictRules(**given)
+
+
+def parse_unit(word: str | None) -> str | list[str] | None:
+    """A unit, or comma-separated ones."""
+    if word is None or "," not in word:
+        return word
+    return [part.strip() for part in word.split(",")]
+
+
+def parse_levels(word: str) -> list[float]:
+    """Comma-separated numbers between 0 and 1."""
+    found = [_positive(part) for part in word.split(",")]
+    if any(number is None or number >= 1 for number in found):
+        raise BadOption(f"--levels: expected numbers between 0 and 1, such as 0.9,0.95, but got {word!r}.")
+    return [number for number in found if number is not None]

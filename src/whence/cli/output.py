@@ -40,6 +40,7 @@ STEPS = {
     "tune": "tuning it",
     "examine": "predicting, and locating the uncertainty",
     "quality": "measuring its quality",
+    "conformal": "choosing prediction sets or intervals",
     "deferral": "choosing deferral thresholds",
     "groups": "comparing groups",
     "layers": "computing the layer table",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whence.engine.checks import check_finite as check_finite
 from whence.engine.checks import tensors_in as tensors_in
+from whence.engine.padding import filled
 from whence.engine.sources import LABELS as LABELS
 from whence.engine.sources import as_source as as_source
 from whence.engine.sources import bare as bare
@@ -299,13 +300,17 @@ def as_targets(targets: Any, name: str, index: int) -> Tensor:
 
 
 def joined(pieces: Iterable[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate the outputs of consecutive pieces."""
+    """Concatenate the outputs of consecutive pieces; NaN at positions that only longer sequences have."""
     found = list(pieces)
-    shapes = {tuple(t.shape[dim + 1 :]) for t in found}
-    if len(shapes) > 1:
-        one, other = (f"[{', '.join(['N', *map(str, shape)])}]" for shape in sorted(shapes)[:2])
-        raise BadData(f"the batches have outputs of different shapes, {one} and {other}: predict them one by one.")
-    return torch.cat(found, dim=dim)
+
+    def refused() -> BadData:
+        shapes = sorted({tuple(t.shape[dim + 1 :]) for t in found})
+        one, other = (f"[{', '.join(['N', *map(str, shape)])}]" for shape in shapes[:2])
+        return BadData(f"the batches have outputs of different shapes, {one} and {other}: predict them one by one.")
+
+    if len({t.dim() for t in found}) > 1:
+        raise refused()
+    return filled(found, dim, refused)
 
 
 def as_inputs(

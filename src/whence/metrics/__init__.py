@@ -16,14 +16,17 @@ Metrics of class labels also take:
 
 from whence.metrics.calibration import Reliability, classwise_ece, ece, mce, reliability
 from whence.metrics.classification import accuracy, brier
+from whence.metrics.conformal import Conformal, conformal
 from whence.metrics.detection import aupr, auroc, detection, fpr95
 from whence.metrics.distance import Distance, distance, total_variation, wasserstein
 from whence.metrics.evaluate import Scores, evaluate, nll
 from whence.metrics.intervals import Estimate
+from whence.metrics.pit import pit
 from whence.metrics.regression import coverage, crps, interval_score, mae, rmse, width
 from whence.metrics.selective import Deferral, RiskCoverage, aurc, defer, risk_coverage, selective_accuracy
 
 __all__ = [
+    "Conformal",
     "Deferral",
     "Distance",
     "Estimate",
@@ -36,6 +39,7 @@ __all__ = [
     "auroc",
     "brier",
     "classwise_ece",
+    "conformal",
     "coverage",
     "crps",
     "defer",
@@ -48,6 +52,7 @@ __all__ = [
     "mae",
     "mce",
     "nll",
+    "pit",
     "reliability",
     "risk_coverage",
     "rmse",

@@ -128,12 +128,13 @@ def evaluate(
     *,
     metrics: Sequence[str] | None = None,
     ood: Any = None,
+    ood_mask: ArrayLike | None = None,
     **common: Unpack[ForLabels],
 ) -> Scores:
     """Score a prediction by all applicable metrics, or by those named in ``metrics``.
 
     ``ood``: a prediction of the same kind for out-of-distribution inputs; adds how well entropy (for numbers: variance)
-    and epistemic uncertainty, if available, separate the two.
+    and epistemic uncertainty, if available, separate the two. ``ood_mask``: True for elements of it that count.
     """
     labels = _are_labels(prediction, targets, MetricOptions.read("evaluate", common, labels=True))
     known = _label_metrics(prediction, targets) if labels else _number_metrics(prediction, targets)
@@ -149,7 +150,7 @@ def evaluate(
             if metrics is not None:
                 raise
     if ood is not None:
-        scores |= _separation(prediction, ood, targets, labels, keywords)
+        scores |= _separation(prediction, ood, targets, labels, keywords, ood_mask)
     return Scores(scores)
 
 
@@ -241,7 +242,7 @@ def _binary_ranking(name: str, prediction: Any, targets: ArrayLike, common: Mapp
 
 
 def _separation(
-    prediction: Any, ood: Any, targets: ArrayLike, labels: bool, common: Mapping[str, Any]
+    prediction: Any, ood: Any, targets: ArrayLike, labels: bool, common: Mapping[str, Any], ood_mask: ArrayLike | None
 ) -> dict[str, Estimate]:
     """How well uncertainty separates the two; only scored elements count as inside."""
     options = MetricOptions.read("evaluate", common, labels=True)
@@ -253,20 +254,21 @@ def _separation(
         y = tensor(targets, "targets")
         members = elements(y.shape, options, y.device)
         inside, outside = _variance(prediction), _variance(ood)
-    found = _detection(inside, outside, members)
+    found = _detection(inside, outside, members, ood_mask)
     scores = {"ood_auroc": found["auroc"], "ood_aupr": found["aupr_out"], "ood_fpr95": found["fpr95"]}
     own, other = _epistemic(prediction), _epistemic(ood)
     if own is not None and other is not None:
-        scores["ood_auroc_epistemic"] = _detection(own, other, members)["auroc"]
+        scores["ood_auroc_epistemic"] = _detection(own, other, members, ood_mask)["auroc"]
     return scores
 
 
-def _detection(inside: Tensor, outside: Tensor, members: Elements) -> dict[str, Estimate]:
+def _detection(inside: Tensor, outside: Tensor, members: Elements, ood_mask: ArrayLike | None) -> dict[str, Estimate]:
     """Detection with the weights and groups of the scored elements; outside ones have weight 1."""
     options, device = members.options, members.keep.device
     return detection(
         inside.to(device).reshape(-1)[members.keep],
         outside,
+        mask=None if ood_mask is None else (None, ood_mask),
         weights=(members.weights, None),
         groups=None if members.group is None else (members.group, None),
         resamples=options.resamples,

@@ -216,7 +216,7 @@ class DistributionForecast(Forecast):
         Each is split in half and integrated in the root of the distance from its end, where q may be singular.
         """
         nodes, weights = np.polynomial.legendre.leggauss(48)
-        at = self._call("cdf", y, self.distribution.mean).clamp(0, 1)
+        at = self.cdf(y)
         total = torch.zeros_like(y)
         for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
             for part in (node**2 / 2, 1 - node**2 / 2):
@@ -228,6 +228,10 @@ class DistributionForecast(Forecast):
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         tail = torch.full_like(self.mean, (1 - level) / 2)
         return self._quantile(tail), self._quantile(1 - tail)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y ≤ y), [N]."""
+        return self._call("cdf", y, self.distribution.mean).clamp(0, 1)
 
     def _quantile(self, share: Tensor) -> Tensor:
         half = torch.full(self.distribution.batch_shape, 0.5, dtype=torch.float64, device=share.device)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Inputs, check_count, check_finite, cut, joined, size_of, take
+from whence.engine.batches import Inputs, check_count, check_finite, cut, is_inputs, joined, size_of, take
 from whence.engine.contexts import fused_attention_off
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.engine.padding import without_padding
 from whence.engine.progress import over_inputs
 from whence.errors import BadData, is_out_of_memory
 from whence.functional import Network
@@ -41,7 +42,7 @@ class FunctionDraws(Sequence[Callable[[Any], Tensor]]):
     def predict(self, x: Any) -> Prediction:
         """Predict with exactly these draws."""
         outputs = widened(self.outputs(x))
-        check_finite(outputs, "the outputs under the draws", 0)
+        check_finite(outputs if is_inputs(x) else without_padding(outputs), "the outputs under the draws", 0)
         return predict_draws(self.likelihood, outputs)
 
 
@@ -65,7 +66,7 @@ class WeightDraws(FunctionDraws):
 
         def function(x: Any) -> Tensor:
             outputs = [self.network.functional(weights, piece) for piece in self._pieces(x)]
-            return torch.cat(outputs)
+            return joined(outputs)
 
         return function
 

@@ -98,6 +98,11 @@ def significant(value: float | None, digits: int = 4) -> float | int | None:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
+def squared(unit: str) -> str:
+    """The unit of a variance."""
+    return f"{unit}²" if unit.isalpha() else f"({unit})²"
+
+
 def signed(value: float, plus: bool = False, form: str = "g") -> str:
     """A number with a true minus sign, and optionally a plus sign."""
     return minus(format(value, ("+" if plus else "") + form))

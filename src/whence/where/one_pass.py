@@ -18,6 +18,7 @@ from torch import Tensor
 from whence.curvature.columns import identity_columns
 from whence.engine.batches import Inputs, check_finite, size_of, take
 from whence.engine.checks import DeferredChecks
+from whence.engine.padding import counted_positions
 from whence.errors import BadOption, EmptyData, NotDefined
 from whence.linalg.dense import widened
 from whence.linalg.gaussian import BlockGaussian
@@ -124,7 +125,7 @@ class ColumnPass:
             if self.whole:
                 columns = identity_columns(recording.outputs)
             else:
-                columns = self.question.columns(posterior.likelihood, outputs, done)
+                columns = self.question.columns(posterior.likelihood, outputs, done, counted_positions(inputs))
             return size, compute(widened(outputs), recording.differentiate(columns), done)
 
         for piece in linearised.pieces(posterior, x, columns=self._decide, label=self.what.removesuffix("()")):

@@ -90,8 +90,11 @@ class Question:
             return int(chosen.sum())
         return int(chosen.any(-1).sum()) * _root(likelihood, outputs[:1]).shape[-1]
 
-    def columns(self, likelihood: Likelihood, outputs: Tensor, first: int = 0) -> Tensor:
-        """What is sent backward, [K, *outputs.shape]; ``first`` is the number of the first input."""
+    def columns(self, likelihood: Likelihood, outputs: Tensor, first: int = 0, counted: Tensor | None = None) -> Tensor:
+        """What is sent backward, [K, *outputs.shape]; ``first`` is the number of the first input.
+
+        ``counted``: which positions are tokens, bool [N, M], where ``at`` does not say which outputs are meant.
+        """
         chosen = self._chosen(likelihood, outputs, first)  # [1 or N, M, C]
         if self.random_columns is not None:
             flat = self._random(likelihood, outputs, chosen, first)
@@ -102,6 +105,8 @@ class Question:
             if likelihood.shift_invariant:
                 flat = flat - flat.sum(-1, keepdim=True) / flat.shape[-1]
             flat = flat.expand(-1, len(outputs), -1, -1)
+        if self.at is None and counted is not None and target_shape(likelihood, outputs) == counted.shape[1:]:
+            flat = flat * counted.unsqueeze(-1)  # outputs at padding are no predictions
         return likelihood.unflatten(flat, outputs).to(outputs.dtype)
 
     def _random(self, likelihood: Likelihood, outputs: Tensor, chosen: Tensor, first: int) -> Tensor:

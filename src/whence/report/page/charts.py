@@ -90,7 +90,7 @@ def audit_charts(record: AuditRecord) -> dict[str, Chart]:
         found["novelty-layers"] = novelty_layers(novelty)
         found["novelty-p"] = p_values(novelty)
     if record.pruning and record.pruning.rows:
-        found["pruning-curve"] = pruning_curve(record.pruning.rows)
+        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit)
     if record.sensitivity:
         found["sensitivity-curve"] = sensitivity_curve(record.sensitivity)
     return found | (comparison_charts(record.comparison) if record.comparison else {})
@@ -299,17 +299,17 @@ def p_values(novelty: Novelty) -> Chart:
     return figure(traces, xaxis=axis("overall p-value"), yaxis=y)
 
 
-def pruning_score(rows: Sequence[PrunedNetwork]) -> tuple[str, str]:
+def pruning_score(rows: Sequence[PrunedNetwork], unit: str | None = None) -> tuple[str, str]:
     """The column for the score of pruned networks, and its name."""
     for key, name in (("accuracy", "accuracy"), ("rmse", "root mean squared error")):
         if any(getattr(row, key) is not None for row in rows):
-            return key, name
+            return key, f"{name} ({unit})" if unit and key == "rmse" else name
     return "nll", "negative log likelihood"
 
 
-def pruning_curve(rows: Sequence[PrunedNetwork]) -> Chart:
+def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None) -> Chart:
     """Accuracy (or the error) against the share of prunable weights removed."""
-    score, name = pruning_score(rows)
+    score, name = pruning_score(rows, unit)
     traces = []
     for by in dict.fromkeys(row.by for row in rows):
         mine = sorted((row for row in rows if row.by == by), key=lambda row: row.sparsity or 0.0)
@@ -318,7 +318,7 @@ def pruning_curve(rows: Sequence[PrunedNetwork]) -> Chart:
              "name": plain_text(CRITERIA.get(by, by)), "line": {"dash": "solid" if by == "snr" else "dot"},
              "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
         )  # fmt: skip
-    y = {**axis(name), "tickformat": ".0%"} if score == "accuracy" else axis(name)
+    y = {**axis(name), "tickformat": ".0%"} if score == "accuracy" else axis(plain_text(name))
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 

@@ -25,6 +25,8 @@ from whence.report.page.charts import (
     pairs,
     pruning_score,
 )
+from whence.report.page.dense import Scales, pictures, token_style
+from whence.report.page.number_charts import number_charts
 from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
@@ -38,7 +40,8 @@ Record = AuditRecord | ComparisonRecord | DiffRecord
 Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 AUDIT_PARTS = (
-    "verdict", "quality", "comparison", "deferral", "groups", "profile", "inputs", "novelty", "next", "run", "glossary",
+    "verdict", "quality", "comparison", "conformal", "deferral", "groups", "profile", "inputs", "novelty", "next",
+    "run", "glossary",
 )  # fmt: skip
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
 OPTIONAL = {"next": "next_steps"}  # the record's fields with other names than their sections
@@ -103,6 +106,7 @@ def _environment() -> Any:
         "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
+        "squared": formatting.squared, "pictures": pictures, "token_style": token_style,
     }  # fmt: skip
     return made
 
@@ -120,7 +124,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
     layers = _layer_names(record)
     listed = names.largest_layers(record.inputs or (), layers)
     drawings = {
-        "charts": {**audit_charts(record), **people.people_charts(record)},
+        "charts": {**audit_charts(record), **people.people_charts(record), **_of_numbers(record)},
         "slider": people.slider(record.deferral),
         "profile": profile and icicle.icicle(profile, most),
         "maps": [weight_map(found) for found in record.maps or ()],
@@ -135,12 +139,17 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "negative": _negative(profile) if profile else {},
         "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,
         "colours": dict(zip(listed, theme.layer_colours(len(listed)), strict=True)),
-        "score": pruning_score(record.pruning.rows if record.pruning else ()),
+        "score": pruning_score(record.pruning.rows if record.pruning else (), record.unit),
         "unlisted": len(layers) - len(listed), "deep": any(len(name) > names.SHORT for name in layers),
         "novelty_height": _novelty_height(record.novelty) if record.novelty else 0,
-        "quantities": QUANTITIES, "missing_colour": theme.MISSING,
+        "dense": Scales.of(record.inputs or ()), "quantities": QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
+
+
+def _of_numbers(record: AuditRecord) -> Context:
+    found = record.quality.numbers if record.quality else None
+    return number_charts(found) if found else {}
 
 
 def _comparison(record: ComparisonRecord) -> Context:

@@ -23,8 +23,10 @@ from whence.report.record.common import (
     TaskName,
 )
 from whence.report.record.comparison import ComparisonSection
+from whence.report.record.conformal import ConformalSection
 from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
+from whence.report.record.numbers import NumberChecks
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
 from whence.report.record.trace import Trace
 from whence.report.record.verdict import Guessing, NextStep, Overlap, Verdict
@@ -108,6 +110,7 @@ class Quality:
     implied_error_auroc: float | None = None  # AUROC of errors if each answer were right with its stated confidence
     confusion: Confusion | None = None
     two_classes: TwoClasses | None = None
+    numbers: NumberChecks | None = None
 
 
 @dataclass(frozen=True)
@@ -251,3 +254,5 @@ class AuditRecord(Header):
     next_steps: tuple[NextStep, ...] | None = None
     groups: Groups | None = None
     trace: Trace | None = None
+    conformal: ConformalSection | None = None
+    unit: str | None = None  # of all predicted numbers

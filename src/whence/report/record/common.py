@@ -39,6 +39,7 @@ TaskName = Task
 Better = Literal["lower", "higher", "0.95"]  # which values of a metric are good
 Tone = Literal["good", "mixed", "poor", "note", "unknown"]
 SetName = Literal["test", "ood"]
+IN_UNITS = ("rmse", "crps", "width")  # metrics in the unit of the target
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class MetricName:
     label: str
     better: Better
     about: str
+
+    def label_in(self, unit: str | None) -> str:
+        """The label with the unit of the target, if the metric is in that unit."""
+        return f"{self.label} ({unit})" if unit and self.name in IN_UNITS else self.label
 
     def judge(self, difference: Estimate | None) -> Literal["better", "worse", "differs", "same"] | None:
         """The judgement of a difference by its interval; None without an interval."""

@@ -18,6 +18,7 @@ from whence.report.record.common import (
     Sentences,
     SetName,
 )
+from whence.report.record.dense import DenseMaps, Token
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,9 @@ class ShownInput:
     row: tuple[Feature, ...] | None
     layers: tuple[LayerShare, ...]
     words: Sentence
+    maps: DenseMaps | None = None
+    tokens: tuple[Token, ...] | None = None
+    more_tokens: int | None = None  # that are not shown
 
 
 @dataclass(frozen=True)

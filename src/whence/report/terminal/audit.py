@@ -13,6 +13,7 @@ from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Qual
 from whence.report.record.sections import Answer, Layer, Novelty, Shares
 from whence.report.record.verdict import NextStep
 from whence.report.terminal.comparison import comparison_sections
+from whence.report.terminal.conformal import conformal_view, numbers_view
 from whence.report.terminal.people import groups_section, label_sections
 from whence.report.terminal.tables import (
     WIDE,
@@ -43,9 +44,10 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
     wide, compared = width >= WIDE, record.comparison
     parts: list[RenderableType | None] = [
         _verdict(record),
-        _quality(record.quality, wide) if record.quality else None,
+        _quality(record.quality, record.unit, wide) if record.quality else None,
         *(label_sections(record.quality) if record.quality else ()),
-        Group(*comparison_sections(compared, width), *bullets(compared.words)) if compared else None,
+        Group(*comparison_sections(compared, width, record.unit), *bullets(compared.words)) if compared else None,
+        conformal_view(record.conformal, record.unit, wide) if record.conformal else None,
         _deferral(record.deferral, wide) if record.deferral else None,
         groups_section(record.groups, wide) if record.groups else None,
         _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
@@ -85,17 +87,19 @@ def _subtitle(record: AuditRecord) -> Text:
     return Text("; ".join(part for part in parts if part), style="dim")
 
 
-def _quality(quality: Quality, wide: bool) -> RenderableType:
+def _quality(quality: Quality, unit: str | None, wide: bool) -> RenderableType:
     again = quality.baseline is not None
     table = new_table("", "plain>", *(["recalibrated>"] if again else []), "Bayesian>", "difference>")
     for row in quality.metrics:
         shown = [row.plain, *([row.recalibrated] if again else []), row.bayesian]
         apart = row.gain if again else row.difference
         difference = Text(estimate(apart), style=JUDGED.get(row.judge(apart) or "", ""))
-        add_row(table, row.label + ARROWS.get(row.better, ""), *(estimate(v, interval=wide) for v in shown), difference)
+        label = row.label_in(unit) + ARROWS.get(row.better, "")
+        add_row(table, label, *(estimate(v, interval=wide) for v in shown), difference)
     beside = f"recalibrated: plain after {quality.baseline.label}" if quality.baseline is not None else ""
     note = f"difference: Bayesian − {'recalibrated' if again else 'plain'}; ↓ lower is better, ↑ higher; 95% intervals"
-    return section("Quality on test data", table, quality.words, "; ".join(filter(None, [beside, note])))
+    own = section("Quality on test data", table, quality.words, "; ".join(filter(None, [beside, note])))
+    return Group(own, numbers_view(quality.numbers, again, wide)) if quality.numbers else own
 
 
 def _deferral(deferral: Deferral, wide: bool) -> RenderableType:

@@ -39,10 +39,10 @@ def comparison_view(record: ComparisonRecord, width: int = 80) -> RenderableType
     return Group(_methods(record), *comparison_sections(record, width), about)
 
 
-def comparison_sections(record: Compared, width: int) -> list[RenderableType]:
+def comparison_sections(record: Compared, width: int, unit: str | None = None) -> list[RenderableType]:
     """The tables, also for a comparison inside an audit."""
     found = [
-        _scores(record, width) if record.metrics else None,
+        _scores(record, width, unit) if record.metrics else None,
         _layers(record.names, record.layers, width) if record.layers else None,
         _agreement(record.agreement, width) if record.agreement else None,
         _distance(record.names, record.distance, width) if record.distance else None,
@@ -59,12 +59,12 @@ def _methods(record: ComparisonRecord) -> RenderableType:
     return Panel(Group(*body), title=Text(record.title, style="bold"), subtitle=Text(sizes, style="dim"))
 
 
-def _scores(record: Compared, width: int) -> RenderableType:
+def _scores(record: Compared, width: int, unit: str | None) -> RenderableType:
     columns: list[Column] = []
     for metric in record.metrics:
         sign = {"lower": " ↓", "higher": " ↑"}.get(metric.better, f" → {metric.better}")
         cells = [_score(value, good, width) for value, good in zip(metric.values, metric.best, strict=True)]
-        columns.append((metric.label + sign, cells))
+        columns.append((metric.label_in(unit) + sign, cells))
     columns.append(("time", [Text(duration(method.seconds)) for method in record.methods]))
     if any(method.memory is not None for method in record.methods):
         columns.append(("memory", [Text(size(method.memory)) for method in record.methods]))

@@ -1,0 +1,198 @@
+"""Conformal sets and intervals: thresholds from validation data, measured on test data.
+
+Index legend: M scored elements, C answers of an element.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from whence.auditing.context import Context
+from whence.auditing.tasks import Classes, Numbers
+from whence.errors import BadOption, NotDefined, Notice, fraction
+from whence.metrics import Conformal, conformal, width
+from whence.metrics.binomial import share_of
+from whence.metrics.conformal import Drawn, Score, held_share, inputs_needed
+from whence.metrics.elements import Elements
+from whence.metrics.intervals import mean
+from whence.report.record.common import Estimate
+from whence.report.record.conformal import ConformalRow, ConformalSection, OfIntervals, OfSets, PartCoverage
+
+LEVELS = (0.9, 0.95)
+MANY = 100  # no table by class above it
+FEW = 5  # test inputs of a class, below which it has no row
+ABOUT = {
+    Score.PROBABILITY: "The set of an input are the answers whose probability is not below a threshold.",
+    Score.CUMULATIVE: "The set of an input are its most probable answers, until their probability reaches a threshold.",
+    Score.NORMALISED: "The interval is the predicted mean plus and minus a multiple of the predicted standard "
+    "deviation.",
+    Score.ABSOLUTE: "The interval is the predicted mean plus and minus a fixed distance.",
+}
+LIMITS = (
+    "Nothing is guaranteed for one class, for a group of inputs, or for inputs from elsewhere. If the prior was tuned "
+    "on the same validation data, the guarantee is approximate: tuning chooses one or two numbers with them, which "
+    "cost less than half a percentage point of coverage in simulations."
+)
+
+
+def conformal_section(context: Context) -> ConformalSection:
+    """One row for each level."""
+    if not (context.task.has_labels or isinstance(context.task, Numbers)):
+        raise NotDefined("the outputs of a custom likelihood are not the predicted targets.")
+    held, targets = context.prediction("validation"), context.need_targets("validation")
+    context.need_targets("test")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # infinite thresholds are said below
+        rules = [conformal(held, targets, level=level) for level in context.levels]
+    rows = tuple(_row(context, rule) for rule in rules)
+    return ConformalSection(
+        "sets" if context.task.has_labels else "intervals",
+        str(rules[0].score),
+        ABOUT[rules[0].score],
+        rules[0].guaranteed(" or ".join(f"{100 * level:g}%" for level in context.levels) + _as_chosen(context)),
+        LIMITS,
+        rows,
+        tuple(_words(context, rules, rows)),
+    )
+
+
+def _as_chosen(context: Context) -> str:
+    return ", according to the level" if len(context.levels) > 1 else ""
+
+
+def _row(context: Context, rule: Conformal) -> ConformalRow:
+    prediction, targets = context.prediction("test"), context.need_targets("test")
+    held, members = rule.covered(prediction, targets)
+    single = members.group is None and rule.drawn is Drawn.NOTHING
+    chance = rule.by_chance(len(held)) if single else (None, None)
+    found = {"sets": _sets(context, rule, held, members)} if context.task.has_labels else {
+        "intervals": _intervals(rule, prediction, targets, members)
+    }  # fmt: skip
+    return ConformalRow(
+        rule.level,
+        rule.count,
+        tuple(rule.thresholds),
+        _estimate(held_share("coverage", held, members)),
+        *chance,
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def _estimate(found: Any) -> Estimate:
+    made = Estimate.of(found)
+    assert made is not None
+    return made
+
+
+def _sets(context: Context, rule: Conformal, held: Tensor, members: Elements) -> OfSets:
+    prediction, targets = context.prediction("test"), context.need_targets("test")
+    sets = rule.sets(prediction)
+    sets = sets.movedim(prediction.class_dim, -1) if isinstance(context.task, Classes) else sets
+    sizes = sets.reshape(-1, sets.shape[-1])[members.keep].sum(1).double()  # [M]
+    truth = targets.reshape(-1).to(members.keep.device)[members.keep]
+    right = prediction.labels.reshape(-1)[members.keep] == truth
+    return OfSets(
+        _estimate(mean("size", sizes, members)),
+        float((sizes == 1).double().mean()),
+        float((sizes == 0).double().mean()),
+        _mean(sizes[right]),
+        _mean(sizes[~right]),
+        _parts(context, rule, held, sizes, truth, members),
+    )
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _parts(
+    context: Context, rule: Conformal, held: Tensor, sizes: Tensor, truth: Tensor, members: Elements
+) -> tuple[PartCoverage, ...] | None:
+    """By true class, or by label where there are several; None for pixels and tokens, which are not independent."""
+    if len(rule.thresholds) > 1:
+        part, count = members.keep % len(rule.thresholds), len(rule.thresholds)
+        names = list(context.classes or (f"label {k}" for k in range(count)))
+    else:
+        if members.group is not None:
+            return None
+        part, count = truth.long(), 2 if not isinstance(context.task, Classes) else int(truth.max()) + 1
+        names = [context.class_name(c) for c in range(count)]
+    shown = [k for k in range(count) if int((part == k).sum()) >= FEW]
+    if not shown or count > MANY:
+        return None
+    level = 1 - 0.05 / len(shown)
+    found = []
+    for k in shown:
+        own = part == k
+        coverage = share_of("coverage", int(held[own].sum()), int(own.sum()), level)
+        found.append(PartCoverage(names[k], _estimate(coverage), float(sizes[own].mean())))
+    return tuple(found)
+
+
+def _intervals(rule: Conformal, prediction: Any, targets: Tensor, members: Elements) -> OfIntervals:
+    y = targets.double().reshape(prediction.mean.shape).to(prediction.mean.device)
+    low, high = prediction.interval(rule.level)
+    inside = ((low <= y) & (y <= high)).reshape(-1)[members.keep]
+    own = None if math.inf in rule.thresholds else width(rule.interval(prediction), targets.reshape(y.shape))
+    return OfIntervals(
+        Estimate.of(own),
+        _estimate(held_share("coverage", inside, members)),
+        _estimate(width((low, high), targets.reshape(y.shape))),
+    )
+
+
+def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[ConformalRow]) -> Iterator[str]:
+    for rule, row in zip(rules, rows, strict=True):
+        what = f"{100 * rule.level:g}% {'sets' if row.sets else 'intervals'}"
+        if math.inf in rule.thresholds:
+            yield (
+                f"{what[0].upper()}{what[1:]} need at least {inputs_needed(rule.level):,} validation inputs; there are "
+                f"{rule.count:,}, so they hold every answer."
+            )
+            continue
+        yield _coverage_words(what, row, len(context.need("test")))
+        worst = _worst(row)
+        if worst is not None:
+            yield (
+                f"They hold the truth of `{worst.name}` in only {worst.coverage.value:.1%} of {worst.coverage.count:,} "
+                f"test inputs ({100 * worst.coverage.level:.4g}% interval {worst.coverage.low:.1%} to "
+                f"{worst.coverage.high:.1%}): the guarantee is for all inputs together."
+            )
+
+
+def _coverage_words(what: str, row: ConformalRow, inputs: int) -> str:
+    found = row.coverage
+    count = f"n = {found.count:,}" + (f" labels of {inputs:,} inputs" if found.count > inputs else "")
+    words = (
+        f"{what[0].upper()}{what[1:]} hold the truth of {found.value:.1%} of the test data (95% interval "
+        f"{found.low:.1%} to {found.high:.1%}, {count})"
+    )
+    value, low, high = found.value or 0.0, row.chance_low, row.chance_high
+    if low is None or high is None:
+        return f"{words}."
+    if value < low:
+        return (
+            f"{words}; by chance it would be {low:.1%} to {high:.1%}. Test and validation inputs do not seem to come "
+            "from the same source, and the guarantee does not hold for these."
+        )
+    more = "; more than chance explains, as happens if many scores are equal" if value > high else ", as expected"
+    return f"{words}{more} (by chance {low:.1%} to {high:.1%})."
+
+
+def _worst(row: ConformalRow) -> PartCoverage | None:
+    """The class or label with the lowest coverage, if that is significantly below the level."""
+    parts = (row.sets and row.sets.parts) or ()
+    below = [part for part in parts if part.coverage.high is not None and part.coverage.high < row.level]
+    return min(below, key=lambda part: part.coverage.value or 0.0) if below else None
+
+
+def check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    """Levels between 0 and 1, each once, in their order."""
+    if isinstance(levels, (int, float, str)) or not len(levels):
+        raise BadOption(f"levels={levels!r} must be a list of numbers between 0 and 1, such as [0.9, 0.95].")
+    return tuple(dict.fromkeys(fraction(level, "levels", "0.9 gives 90% sets and intervals") for level in levels))

@@ -1,0 +1,134 @@
+"""Checks of predicted numbers: coverage at several levels, the probability integral transform, predicted against true.
+
+Index legend: N inputs, M values (inputs times outputs), K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.auditing.context import Context, Kind
+from whence.auditing.data import spaced
+from whence.metrics import pit, rmse, width
+from whence.metrics.conformal import held_share
+from whence.metrics.elements import Elements, MetricOptions, elements
+from whence.metrics.pit import PitHistogram, pit_histogram
+from whence.predictive.predictions import CountPrediction
+from whence.report.record.common import Estimate, PlainAndBayesian
+from whence.report.record.numbers import LevelCoverage, NumberChecks, OutputChecks, PitCounts, SpreadBin
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+JUDGED = 0.9  # the one that is judged in words; five judgements would be wrong by chance too often
+SHOWN = 4  # outputs
+POINTS = 400  # of predicted against true
+BINS = 10  # of the transform
+GROUPS = 8  # of the predicted standard deviation
+IN_GROUP = 20  # inputs, at least
+EVEN = 0.01  # relative spread of the standard deviations below which they count as equal
+
+
+def number_checks(context: Context, predictions: Mapping[Kind, Any], targets: Tensor) -> NumberChecks:
+    """``predictions`` of the test inputs."""
+    bayesian = predictions[Kind.BAYESIAN]
+    y = targets.double().reshape(bayesian.mean.shape)
+    members = elements(y.shape, MetricOptions(), torch.device("cpu"))
+    values = {kind: pit(one, y, seed=context.seed).cpu() for kind, one in predictions.items()}
+    histograms = {kind: pit_histogram(found, len(y), BINS) for kind, found in values.items()}
+    coverage = tuple(_coverage(level, predictions, values, y, members) for level in LEVELS)
+    columns = bayesian.mean.shape[1] if bayesian.mean.dim() == 2 else 1
+    shown = min(columns, SHOWN)
+    pit_counts = PitCounts(
+        histograms[Kind.PLAIN].edges,
+        PlainAndBayesian(histograms[Kind.PLAIN].counts, histograms[Kind.BAYESIAN].counts),
+        histograms[Kind.BAYESIAN].low,
+        histograms[Kind.BAYESIAN].high,
+    )
+    outputs = tuple(_output(context, bayesian, y, members, k, columns) for k in range(shown))
+    words = tuple(_words(coverage, histograms[Kind.BAYESIAN]))
+    return NumberChecks(coverage, pit_counts, outputs, columns - shown, words)
+
+
+def _estimate(found: Any) -> Estimate:
+    made = Estimate.of(found)
+    assert made is not None
+    return made
+
+
+def _coverage(
+    level: float, predictions: Mapping[Kind, Any], values: Mapping[Kind, Tensor], y: Tensor, members: Elements
+) -> LevelCoverage:
+    found = {
+        kind: _estimate(held_share("coverage", _inside(one, values[kind], y, level), members))
+        for kind, one in predictions.items()
+    }
+    return LevelCoverage(level, found[Kind.PLAIN], found[Kind.BAYESIAN], found.get(Kind.RECALIBRATED))
+
+
+def _inside(prediction: Any, values: Tensor, y: Tensor, level: float) -> Tensor:
+    """Whether the central interval holds the truth, [M]: that is, F(y) is not in its tails."""
+    if isinstance(prediction, CountPrediction):  # F jumps at the ends
+        low, high = (end.double().cpu() for end in prediction.interval(level))
+        return ((low <= y) & (y <= high)).reshape(-1)
+    return (values - 0.5).abs() <= level / 2
+
+
+def _output(context: Context, prediction: Any, y: Tensor, members: Elements, k: int, columns: int) -> OutputChecks:
+    """One output; all positions together if outputs are dense."""
+    outputs = context.outputs
+    centre, std = (
+        value.detach().double().cpu() for value in (prediction.mean, prediction.variance.clamp(min=0).sqrt())
+    )
+    low, high = (end.double().cpu() for end in prediction.interval(0.95))
+    if columns > 1:
+        y, centre, std, low, high = (value[:, k : k + 1] for value in (y, centre, std, low, high))
+        members = elements(y.shape, MetricOptions(), torch.device("cpu"))
+    some = spaced(y.numel(), min(POINTS, y.numel()))
+    inside = ((low <= y) & (y <= high)).reshape(-1)
+    return OutputChecks(
+        outputs.names[k],
+        outputs.unit_of(k),
+        tuple(centre.reshape(-1)[some].tolist()),
+        tuple(y.reshape(-1)[some].tolist()),
+        _estimate(rmse(centre, y, seed=context.seed)),
+        _estimate(held_share("coverage", inside, members)),
+        _estimate(width((low, high), y, seed=context.seed)),
+        tuple(_spread(centre, std, y, context.seed)),
+    )
+
+
+def _spread(centre: Tensor, std: Tensor, y: Tensor, seed: int) -> Iterator[SpreadBin]:
+    """Errors by the predicted standard deviation, in groups of equal size; nothing if that hardly differs."""
+    if centre.shape[1:].numel() > 1:
+        return  # pixels and tokens would be ranked across inputs
+    std, off = std.reshape(-1), (centre - y).reshape(-1)
+    groups = min(GROUPS, len(std) // IN_GROUP)
+    if groups < 2 or float(std.std()) <= EVEN * float(std.mean()):
+        return
+    for own in std.argsort(stable=True).tensor_split(groups):
+        yield SpreadBin(float(std[own].square().mean().sqrt()), _estimate(rmse(off[own], 0 * off[own], seed=seed)))
+
+
+def _words(coverage: tuple[LevelCoverage, ...], histogram: PitHistogram) -> Iterator[str]:
+    row = next(row for row in coverage if row.level == JUDGED)
+    found = row.bayesian
+    if found.low is not None and found.high is not None and not found.low <= row.level <= found.high:
+        side = "narrow" if found.high < row.level else "wide"
+        yield (
+            f"The Bayesian {100 * row.level:g}% intervals hold {found.value:.1%} of the true values (95% interval "
+            f"{found.low:.1%} to {found.high:.1%}): they are too {side}."
+        )
+    elif not histogram.outside:
+        yield (
+            "All bars of the histogram of F(true value) are within the band that is expected by chance: nothing in "
+            "these data speaks against the shape of the predictive distribution."
+        )
+    if histogram.outside:
+        yield (
+            f"{histogram.outside} of {len(histogram.counts)} bars of the histogram of F(true value) are outside the "
+            "band that holds all bars of a right predictive distribution with 95% probability: the predictive "
+            "distribution has a wrong shape, place or width."
+        )
