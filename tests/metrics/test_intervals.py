@@ -87,8 +87,8 @@ def assert_covers(
 
 
 OFTEN = {
-    "accuracy", "nll", "ece width", "ece l2", "mce mass", "classwise", "aurc", "selective", "auroc", "auroc difference", "fpr95", "rmse",
-    "crps", "coverage", "interval score",
+    "accuracy", "nll", "ece width", "ece l2", "mce mass", "classwise", "aurc", "selective", "auroc", "fpr95", "rmse",
+    "auroc difference", "crps", "coverage", "interval score",
 }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ from whence.where.detectors import (
 from whence.where.novelty import novelty, reference_of
 
 EVERY = {
-    "novelty", "entropy", "mutual_information", "variance", "max_probability", "energy", "mahalanobis",
-    "mahalanobis_layers", "neighbours",
+    "novelty", "novelty_entropy", "entropy", "mutual_information", "variance", "max_probability", "energy",
+    "mahalanobis", "mahalanobis_layers", "neighbours",
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_every_detector(name: str) -> None:
 def test_without_training_data_or_reference_there_are_fewer() -> None:
     posterior, draw = trained("mlp")
     assert set(detectors(posterior, draw(5, 3)[0])) == EVERY - {
-        "novelty", "mahalanobis", "mahalanobis_layers", "neighbours",
+        "novelty", "novelty_entropy", "mahalanobis", "mahalanobis_layers", "neighbours",
     }  # fmt: skip
 
 

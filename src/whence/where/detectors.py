@@ -18,7 +18,7 @@ from whence.errors import BadData, BadOption, NotDefined
 from whence.metrics import Estimate, detection
 from whence.tables import Table, text
 from whence.where.activations import hooked
-from whence.where.novelty import Reference, novelty
+from whence.where.novelty import Novelty, Reference, novelty
 from whence.where.one_pass import shares
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 def detectors(posterior: Laplace, x: Any, *, train: Any = None, reference: Any = None) -> dict[str, Tensor]:
     """The score of every applicable detector, [N] each.
 
-    - ``novelty``: the combined score of :func:`whence.novelty`, if there is a reference;
+    - ``novelty``: the combined score of :func:`whence.novelty`, if there is a reference; ``novelty_entropy``: together
+      with the entropy of the plain network, for labels;
     - ``entropy`` and ``mutual_information`` of the posterior's prediction; ``variance``, the sum of the variances of
       outputs (logits centred) due to the weights;
     - ``max_probability`` (1 − it) and ``energy`` of the plain network, for classification;
@@ -118,10 +119,16 @@ def scores_by_posterior(posterior: Laplace, x: Any, reference: Any = None) -> di
     found: dict[str, Tensor] = {}
     reference = posterior.reference if reference is None else reference
     if reference is not None:
-        found["novelty"] = novelty(posterior, x, reference=reference).score
+        found |= scores_of_novelty(novelty(posterior, x, reference=reference))
     if posterior.likelihood.has_labels:
         found |= scores_of_prediction(posterior.predict(x))
     return found | {"variance": shares(posterior, x).total}
+
+
+def scores_of_novelty(found: Novelty) -> dict[str, Tensor]:
+    """Novelty alone, and with entropy where that is defined."""
+    both = {} if found.with_entropy is None else {"novelty_entropy": found.with_entropy.score}
+    return {"novelty": found.score, **both}
 
 
 def scores_of_prediction(prediction: Any) -> dict[str, Tensor]:

@@ -34,9 +34,10 @@ from whence.predictive.linearised_draws import Probes, check_probes
 from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import Table, text
 from whence.where.one_pass import shares
-from whence.where.p_values import Combination, Combine, combined, conformal
+from whence.where.p_values import Combination, Combine, conformal, p_value_among, reference_scores
 from whence.where.question import ProbesOption, Question
 from whence.where.shares import fraction_left
+from whence.where.with_entropy import WithEntropy, entropy_of_inputs, flagged, plain_entropy, with_entropy
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
@@ -59,6 +60,8 @@ class Novelty:
     p_value: Tensor  # [N], overall
     reference: Reference
     combine: str
+    entropy: Tensor | None = None  # [N], of the plain network's prediction; None if it does not predict labels
+    with_entropy: WithEntropy | None = None  # novelty and entropy as one score, with a p-value of its own
 
     def __len__(self) -> int:
         return len(self.score)
@@ -70,13 +73,7 @@ class Novelty:
 
     def flag(self, level: float = 0.01) -> Tensor:
         """Whether each input is novel, bool [N]; a fraction ``level`` of new in-distribution inputs is flagged."""
-        least = 1 / (self.reference.size + 1)
-        if not least <= level < 1:
-            raise BadOption(
-                f"level={level} is not in {least:.2g}..1: {self.reference.size} reference inputs allow no smaller "
-                "p-value. Use more of them, or a larger level."
-            )
-        return self.p_value <= level
+        return flagged(self.p_value, level, self.reference.size)
 
     def words(self, index: int, level: float = 0.01) -> str:
         """One input in words."""
@@ -112,6 +109,9 @@ class Novelty:
         """One row for each input, as a ``pandas.DataFrame``."""
         columns: dict[str, Any] = {"input": range(len(self)), "score": self.score, "p_value": self.p_value}
         columns["layer"] = self.layer
+        if self.with_entropy is not None:
+            columns |= {"entropy": self.entropy, "score_with_entropy": self.with_entropy.score}
+            columns |= {"p_value_with_entropy": self.with_entropy.p_value}
         columns |= {f"p_value:{name}": self.p_values[:, b] for b, name in enumerate(self.names)}
         columns |= {f"unexplained:{name}": self.unexplained[:, b] for b, name in enumerate(self.names)}
         return Table(columns).to_pandas()
@@ -123,6 +123,8 @@ class Novelty:
             f"{int(novel.sum()):,} of {len(self):,} inputs have p ≤ {level:.2g} (about {level * len(self):.0f} would "
             f"if none were novel; {self.reference.size:,} reference inputs, layers combined by {self.combine!r})"
         )
+        if self.with_entropy is not None:
+            head += f"; {int(self.with_entropy.flag(level).sum()):,} if entropy counts too"
         firsts = [name for name, flagged in zip(self.layer, novel.tolist(), strict=True) if flagged]
         here, usual = self.unexplained.median(0).values, self.reference.unexplained.median(0).values
         below = (self.p_values <= level).sum(0)
@@ -156,21 +158,28 @@ def novelty(
         known = known.check(posterior, probes)
     else:
         known = reference_of(posterior, known, probes=probes)
-    unexplained, _ = unexplained_by_layer(posterior, x, known.precision_for(posterior), known.probes or "exact")
-    return novelty_given(known, unexplained, chosen)
+    unexplained, _, entropy = _measured(posterior, x, known.precision_for(posterior), known.probes or "exact")
+    return novelty_given(known, unexplained, chosen, entropy)
 
 
-def novelty_given(known: Reference, unexplained: Tensor, combine: Combine = Combine.GAUSS) -> Novelty:
-    """The novelty of inputs whose unexplained variance [N, B] is known."""
-    score, p_value = combined(known.unexplained, unexplained, combine)
+def novelty_given(
+    known: Reference, unexplained: Tensor, combine: Combine = Combine.GAUSS, entropy: Tensor | None = None
+) -> Novelty:
+    """The novelty of inputs whose unexplained variance [N, B] and entropy [N] are known."""
+    own, score = reference_scores(known.unexplained, unexplained, combine)
+    both = None
+    if known.entropy is not None and entropy is not None:
+        both = with_entropy((own, known.entropy), (score, entropy))
     return Novelty(
         names=known.names,
         unexplained=unexplained,
         p_values=conformal(known.unexplained, unexplained),
         score=score,
-        p_value=p_value,
+        p_value=p_value_among(own, score),
         reference=known,
         combine=combine.value,
+        entropy=entropy,
+        with_entropy=both,
     )
 
 
@@ -187,6 +196,7 @@ class Reference:
     network: str = ""  # hash of the weights
     precision: tuple[float, ...] = ()  # δ / s of every layer that follows from ``left``; empty: to be computed again
     probes: int = 0  # random output columns, the same for all inputs; 0: exact
+    entropy: Tensor | None = None  # [n], of the plain network's labels, float64 on the CPU
 
     @property
     def size(self) -> int:
@@ -223,14 +233,16 @@ def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: P
     """
     data = from_numpy(data)
     precision = novelty_precision(posterior, left)
-    unexplained, columns = unexplained_by_layer(posterior, data[0] if is_pair(data) else data, precision, probes)
-    return reference_given(posterior, unexplained, precision, left, columns)
+    inputs = data[0] if is_pair(data) else data
+    unexplained, columns, entropy = _measured(posterior, inputs, precision, probes)
+    return reference_given(posterior, unexplained, precision, left, columns, entropy)
 
 
 def reference_given(
-    posterior: Laplace, unexplained: Tensor, precision: tuple[float, ...], left: float = LEFT, columns: int = 0
-) -> Reference:
-    """The reference of inputs whose unexplained variance [N, B] under the prior of novelty is known."""
+    posterior: Laplace, unexplained: Tensor, precision: tuple[float, ...], left: float = LEFT, columns: int = 0,
+    entropy: Tensor | None = None,
+) -> Reference:  # fmt: skip
+    """The reference of inputs whose unexplained variance [N, B] and entropy [N] are known."""
     count = len(unexplained)
     if count < 2:
         raise BadData(f"a reference needs at least two inputs, not {count}; use {ENOUGH} or more.")
@@ -239,7 +251,7 @@ def reference_given(
             f"the reference has {count} inputs, so no p-value can be below {1 / (count + 1):.2g}; use {ENOUGH} or more."
         )
     names = tuple(b.name for b in posterior.blocks)
-    return Reference(names, unexplained, left, posterior.network.hash, precision, columns)
+    return Reference(names, unexplained, left, posterior.network.hash, precision, columns, entropy)
 
 
 def with_reference(
@@ -257,7 +269,9 @@ def with_reference(
             found = known(weak)
             if found is None:
                 return replace(posterior, reference=reference_of(posterior, validation))
-            return replace(posterior, reference=reference_given(posterior, unexplained_under(weak, *found), precision))
+            unexplained, entropy = unexplained_under(weak, *found), entropy_of_inputs(posterior, validation)
+            reference = reference_given(posterior, unexplained, precision, entropy=entropy)
+            return replace(posterior, reference=reference)
         except (NotDefined, BadData):
             return posterior
 
@@ -279,9 +293,17 @@ def unexplained_by_layer(
     Where an input's gradients in a layer vanish (it saturates, or all its units are off) the ratio is 0 / 0. It counts
     as 1: the training data give no information about it.
     """
+    return _measured(posterior, x, precision, probes)[:2]
+
+
+def _measured(
+    posterior: Laplace, x: Any, precision: tuple[float, ...], probes: ProbesOption
+) -> tuple[Tensor, int, Tensor | None]:
+    """The same, and the entropy of the plain network's labels [N], where it predicts any."""
     weak = with_novelty_prior(posterior, precision)
     found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
-    return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0
+    entropy = plain_entropy(posterior.likelihood, found.outputs)
+    return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0, entropy
 
 
 def unexplained_under(weak: Laplace, variance: Tensor, prior: Tensor) -> Tensor:
