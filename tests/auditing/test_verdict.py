@@ -165,11 +165,11 @@ def detector(name: str, value: float) -> Any:
 
 def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
     ranked = [detector("mahalanobis", 0.99), detector("novelty", 0.94), detector("entropy", 0.9)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=ranked)))  # type: ignore[arg-type]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=ranked, choice=None)))  # type: ignore[arg-type]
     assert point is not None and point.tone == "mixed" and "mahalanobis, 0.99" in point.words
     best = [detector("novelty", 0.95), detector("mahalanobis", 0.94), detector("entropy", 0.9)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=best)))  # type: ignore[arg-type]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=best, choice=None)))  # type: ignore[arg-type]
     assert point is not None and point.tone == "good" and "(entropy: 0.90)" in point.words
     weak = [detector("mahalanobis", 1.0), detector("novelty", 0.6), detector("entropy", 0.5)]
-    point = _novelty(Found(novelty=SimpleNamespace(detectors=weak)))  # type: ignore[arg-type]
+    point = _novelty(Found(novelty=SimpleNamespace(detectors=weak, choice=None)))  # type: ignore[arg-type]
     assert point is not None and point.tone == "poor"

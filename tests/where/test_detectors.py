@@ -15,20 +15,13 @@ from tests.errors.watch import HOOKS
 from tests.reference import novelty as slow
 from tests.where.novel import trained
 from whence.errors import BadData, BadOption, NotDefined
-from whence.where.detectors import (
-    Mahalanobis,
-    Neighbours,
-    compare_detectors,
-    detectors,
-    energy,
-    features_of,
-    max_probability,
-)
+from whence.where.detectors import compare_detectors, detectors
 from whence.where.novelty import novelty, reference_of
+from whence.where.plain_detectors import Mahalanobis, Neighbours, energy, features_of, max_probability
 
 EVERY = {
-    "novelty", "novelty_entropy", "entropy", "mutual_information", "variance", "max_probability", "energy",
-    "mahalanobis", "mahalanobis_layers", "neighbours",
+    "novelty", "novelty_entropy", "entropy", "plain_entropy", "mutual_information", "variance", "max_probability",
+    "energy", "mahalanobis", "mahalanobis_layers", "neighbours",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from whence.where.one_pass import shares
 from whence.where.shares import Shares
 from whence.where.tables import sensitivity_table
 from whence.where.where import Where, where_given
+from whence.where.with_entropy import plain_entropy
 
 
 class Kind(Enum):
@@ -274,7 +275,8 @@ class Context:
         if not found.own.question.is_whole:  # it has random columns of its own
             return reference_of(posterior, self.profiled["validation"].pair)
         assert found.unexplained is not None
-        return reference_given(posterior, found.unexplained, novelty_precision(posterior))
+        entropy = plain_entropy(posterior.likelihood, found.own.outputs)
+        return reference_given(posterior, found.unexplained, novelty_precision(posterior), entropy=entropy)
 
     def with_reference(self) -> Posterior:
         """The posterior; one that was tuned on the validation data with the reference computed from them."""

@@ -220,11 +220,13 @@ def _novelty(found: Found) -> Point | None:
     label = "Notices what is new"
     if found.novelty and found.novelty.detectors:
         detectors = {one.name: one for one in found.novelty.detectors}
-        own, best = detectors["novelty"], found.novelty.detectors[0]
-        beaten = _value(best.auroc) > _value(own.auroc) + BEATEN
+        choice = found.novelty.choice
+        own, best = detectors[choice.usual if choice else "novelty"], found.novelty.detectors[0]
+        beaten = (choice is not None and choice.outcome == "worse") or _value(best.auroc) > _value(own.auroc) + BEATEN
         beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
         others = "".join(f" ({one.label}: {one.auroc.value:.2f})" for one in beside)
-        words = f"Novelty by layer detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}{others}."
+        name = own.label[0].upper() + own.label[1:] if choice else "Novelty by layer"
+        words = f"{name}: out-of-distribution inputs are detected with an AUROC of {own.auroc.value:.2f}{others}."
         tone = _graded(own.auroc)
         if beaten:
             words += f" Another detector does better on them: {best.label}, {best.auroc.value:.2f}."

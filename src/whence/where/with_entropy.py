@@ -66,7 +66,8 @@ def plain_entropy(likelihood: Likelihood, outputs: Tensor | None) -> Tensor | No
     """The entropy of the plain network's labels [N] from its outputs [N, C]; None for other predictions."""
     if outputs is None or outputs.dim() != 2 or not likelihood.has_labels:
         return None
-    entropy = predict_draws(likelihood, outputs.detach().double().cpu()[None]).entropy
+    predicted: Any = predict_draws(likelihood, outputs.detach().double().cpu()[None])
+    entropy: Tensor = predicted.entropy
     return entropy.reshape(len(outputs), -1).sum(1)
 
 

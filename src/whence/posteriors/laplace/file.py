@@ -166,7 +166,7 @@ def _reference(meta: Meta, tensors: Tensors, blocks: tuple[Block, ...], network:
         return None
     plain: Meta = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["reference"].items()}
     names = tuple(b.name for b in blocks)
-    kept = {k: tensors[name].double().cpu() for k, name in REFERENCE.items() if name in tensors}
+    kept: Meta = {k: tensors[name].double().cpu() for k, name in REFERENCE.items() if name in tensors}
     return Reference(names=names, network=network.hash, **kept, **plain)
 
 

@@ -1,0 +1,29 @@
+"""AUROC on unseen classes against AUROC on the other novel sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from reproductions.own.detectors.choose import areas, mean
+from reproductions.own.detectors.combine import SHOWN
+from reproductions.own.detectors.subjects import HELD_OUT
+from reproductions.own.detectors.tables import SHORT, named
+from reproductions.store import Values
+from reproductions.style import BLUE, ORANGE, save, subplots
+
+
+def figures(units: Values, folder: Path) -> list[Path]:
+    found = areas(units)
+    figure, axes = subplots(1, len(found), size=(4.0, 4.0), squeeze=False)
+    for axis, (network, sets) in zip(axes[0], found.items(), strict=True):
+        others = [place for place in sets if place != HELD_OUT]
+        for name in SHOWN:
+            x = mean(found, network, HELD_OUT, name)
+            y = fmean(mean(found, network, place, name) for place in others)
+            axis.plot(x, y, "o", color=BLUE if "+" in name or "five" in name else ORANGE)
+            axis.annotate(named(name), (x, y), fontsize=5.5, xytext=(3, 2), textcoords="offset points")
+        axis.set_title(SHORT[network], loc="left", fontsize=9)
+        axis.set_xlabel("AUROC, unseen classes")
+        axis.set_ylabel("AUROC, other novel sets")
+    return [save(figure, folder / "auroc.png")]
