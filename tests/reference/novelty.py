@@ -34,20 +34,24 @@ def evidence(
     return min((own - start) / mean - math.log((count + 1) / (size + 1)), 600.0)
 
 
-def with_entropy(
-    known_novelty: np.ndarray, known_entropy: np.ndarray, novelty: np.ndarray, entropy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of inputs, and their p-values among the reference inputs, each scored without itself."""
-    n = len(known_novelty)
+def summed(known: list[np.ndarray], found: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Fisher's sums of several scores: of reference inputs, each without itself, and of others."""
+    n = len(known[0])
     count = max(1, int(0.1 * n))
 
     def score(pairs: list[tuple[np.ndarray, float]]) -> float:
         return fisher(np.array([evidence(others, v, n, count, lambda one: one) for others, v in pairs]))
 
-    columns = (known_novelty, known_entropy)
-    own = [score([(np.delete(column, i), column[i]) for column in columns]) for i in range(n)]
-    found = [score(list(zip(columns, pair, strict=True))) for pair in zip(novelty, entropy, strict=True)]
-    return np.array(found), np.array([p_value(np.array(own), value) for value in found])
+    own = [score([(np.delete(column, i), column[i]) for column in known]) for i in range(n)]
+    return np.array(own), np.array([score(list(zip(known, row, strict=True))) for row in zip(*found, strict=True)])
+
+
+def with_entropy(
+    known_novelty: np.ndarray, known_entropy: np.ndarray, novelty: np.ndarray, entropy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of inputs, and their p-values among the reference inputs, each scored without itself."""
+    own, found = summed([known_novelty, known_entropy], [novelty, entropy])
+    return found, np.array([p_value(own, value) for value in found])
 
 
 def evidences(reference: np.ndarray, values: np.ndarray | None) -> np.ndarray:

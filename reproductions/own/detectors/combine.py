@@ -29,6 +29,7 @@ PARTS = {
     "Mahalanobis + entropy": ("mahalanobis_layers", "plain_entropy"),
     "novelty + entropy + neighbours": ("novelty", "plain_entropy", "neighbours"),
     "novelty + entropy + Mahalanobis": ("novelty", "plain_entropy", "mahalanobis_layers"),
+    "all four": ("novelty", "plain_entropy", "energy", "mahalanobis_layers"),
     "all five": ("novelty", "plain_entropy", "energy", "mahalanobis_layers", "neighbours"),
 }
 TRAINED = ("mahalanobis", "mahalanobis_layers", "neighbours")  # which need training data when they are used
@@ -58,7 +59,7 @@ COMBINATIONS = {f"{parts}, {rule}": PARTS[parts] for parts, rule in product(PART
 WITHOUT_TRAINING_DATA = tuple(name for name, parts in COMBINATIONS.items() if not set(parts) & set(TRAINED))
 
 OURS = "novelty + entropy, Fisher"  # whence.novelty(...).with_entropy
-ALL = "all five, Fisher"  # whence.combined_detector with training data
+ALL = "all four, Fisher"  # whence.combined_detector with training data
 FEW = "novelty + entropy + energy, Fisher"  # and without
 SHOWN = (*SINGLE, OURS, FEW, ALL)
 

@@ -21,7 +21,7 @@ def figures(units: Values, folder: Path) -> list[Path]:
         for name in SHOWN:
             x = mean(found, network, HELD_OUT, name)
             y = fmean(mean(found, network, place, name) for place in others)
-            axis.plot(x, y, "o", color=BLUE if "+" in name or "five" in name else ORANGE)
+            axis.plot(x, y, "o", color=BLUE if "+" in name or "four" in name else ORANGE)
             axis.annotate(named(name), (x, y), fontsize=5.5, xytext=(3, 2), textcoords="offset points")
         axis.set_title(SHORT[network], loc="left", fontsize=9)
         axis.set_xlabel("AUROC, unseen classes")

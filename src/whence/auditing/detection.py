@@ -188,7 +188,7 @@ def _recommended(usual: str, scores: Scores) -> DetectorChoice:
 
 def experience(usual: str, scores: Scores) -> Experience:
     """Measured numbers of a detector with the parts that it has here."""
-    whole = usual != "combined" or "neighbours" in scores
+    whole = usual != "combined" or "mahalanobis_layers" in scores
     return MEASURED[usual if whole else "combined without training data"]
 
 

@@ -28,7 +28,7 @@ from whence.where.with_entropy import flagged
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
-PARTS = ("novelty", "plain_entropy", "energy", "mahalanobis_layers", "neighbours")
+PARTS = ("novelty", "plain_entropy", "energy", "mahalanobis_layers")  # rescaling units changes none of them
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def combined_detector(posterior: Laplace, validation: Any, *, train: Any = None)
     """A detector of novel inputs that combines those that apply, relative to ``validation`` inputs.
 
     They must be in distribution and not trained on. The parts: novelty; for class labels the entropy and the energy of
-    the plain network; with ``train``, the (inputs, targets) of training, Mahalanobis distances over all layers and
-    nearest neighbours.
+    the plain network; with ``train``, the (inputs, targets) of training, Mahalanobis distances over all layers.
     """
     inputs = bare(validation)
     reference, plain = reference_of(posterior, inputs), PlainDetectors(posterior, train)
