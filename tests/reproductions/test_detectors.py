@@ -140,7 +140,7 @@ def test_an_audit_says_what_the_results_say() -> None:
         said, unseen = MEASURED[key], [mean(found, network, HELD_OUT, name) for network in found]
         assert said.near == rows[f"always {name}"].near and rows[f"always {name}"].count == CASES
         assert said.unseen == (round(min(unseen), 2), round(max(unseen), 2))
-        assert said.grey == round(mean(found, "convnet", "grey", name), 2)
-        assert said.inverted == round(mean(found, "convnet", "inverted", name), 2)
+        assert said.grey == round(mean(found, "photographs", "grey", name), 2)
+        assert said.inverted == round(mean(found, "photographs", "inverted", name), 2)
     most = max(SINGLE, key=lambda name: rows[f"always {name}"].near)
     assert (named(most), rows[f"always {most}"].near) == NEAREST and len(found) == NETWORKS

@@ -11,30 +11,25 @@ from whence.engine.files import digest_of_values
 class Config:
     """Numbers of images; every network is trained without the held-out classes."""
 
-    networks: tuple[str, ...] = ("mlp", "lenet5", "batch-norm", "convnet")
+    networks: tuple[str, ...] = ("mlp", "lenet5", "batch-norm", "photographs")
     seeds: tuple[int, ...] = (0, 1, 2)
-    convnet_seeds: tuple[int, ...] = (0, 1)
     held_out: tuple[int, ...] = (8, 9)  # the last classes, so that the others keep their numbers
     train: int = 10_000
     epochs: int = 20
-    convnet_train: int = 14_000
-    convnet_epochs: int = 15
+    photographs_train: int = 14_000
     validation: int = 1_000
     test: int = 1_500
     novel: int = 1_000  # of each novel set
     source: str = ""  # of images, instead of the network's own
 
     def of(self, network: str, what: str) -> int:
-        """A number of a network: ``convnet_…`` where it has one of its own."""
-        own = f"convnet_{what}"
-        return int(getattr(self, own if network == "convnet" and hasattr(self, own) else what))
-
-    def seeds_of(self, network: str) -> tuple[int, ...]:
-        return self.convnet_seeds if network == "convnet" else self.seeds
+        """A number of a network: ``photographs_…`` where it has one of its own."""
+        own = f"photographs_{what}"
+        return int(getattr(self, own if network == "photographs" and hasattr(self, own) else what))
 
     def file(self, network: str, seed: int) -> str:
         """A name for what belongs to one trained network in the cache; other seeds and networks do not change it."""
-        numbers = {k: v for k, v in asdict(self).items() if k not in ("networks", "seeds", "convnet_seeds")}
+        numbers = {k: v for k, v in asdict(self).items() if k not in ("networks", "seeds")}
         return f"detectors-{network}-{seed}-{digest_of_values([numbers])[:16]}"
 
 
@@ -49,4 +44,4 @@ def config(quick: bool) -> Config:
 
 def units(config: Config) -> list[str]:
     """``network/seed``."""
-    return [f"{network}/{seed}" for network in config.networks for seed in config.seeds_of(network)]
+    return [f"{network}/{seed}" for network in config.networks for seed in config.seeds]

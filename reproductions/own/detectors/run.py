@@ -23,7 +23,7 @@ SURROGATE = "surrogate: "
 
 def run(config: Config, results: Results, context: Context) -> None:
     for network in config.networks:
-        for seed in config.seeds_of(network):
+        for seed in config.seeds:
             results.unit(f"{network}/{seed}", partial(_measured, config, network, seed, context))
 
 

@@ -39,28 +39,13 @@ class Subject:
     surrogates: dict[str, Tensor]
 
 
-def convnet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Four convolutions with batch normalisation, two linear layers: small enough to train on a CPU in minutes."""
-    layers: list[nn.Module] = []
-    channels = shape[0]
-    for width, pooled in ((32, True), (64, False), (64, True), (128, True)):
-        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if pooled else []
-        channels = width
-    inside = channels * (shape[1] // 8) * (shape[2] // 8)
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside, 128), nn.ReLU(), nn.Linear(128, classes))
-
-
-SOURCES = {"mlp": "mnist", "lenet5": "mnist", "batch-norm": "fashion-mnist", "convnet": "cifar10-subset"}
+SOURCES = {"mlp": "mnist", "lenet5": "mnist", "batch-norm": "fashion-mnist", "photographs": "cifar10-subset"}
 NOVEL = {
     "mnist": ("fashion-mnist", "kmnist", "notmnist"), "fashion-mnist": ("mnist", "kmnist", "notmnist"),
     "cifar10-subset": ("svhn-recropped",),
 }  # fmt: skip
-BUILDERS: dict[str, Callable[..., nn.Module]] = {**SMALL, "convnet": convnet}
-TRAINING = {
-    **TRAINING_OF_SMALL,
-    "convnet": {"optimiser": "adamw", "lr": 3e-3, "weight_decay": 0.05, "augment": Flip()},
-}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {**SMALL, "photographs": zoo.lenet5}
+TRAINING = {**TRAINING_OF_SMALL, "photographs": {**TRAINING_OF_SMALL["lenet5"], "augment": Flip()}}
 
 
 # Changed images: values in [0, 1], [N, C, H, W]

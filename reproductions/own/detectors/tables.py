@@ -22,9 +22,9 @@ TITLES = {
     "mlp": "ReLU network 784-256-256-8, MNIST digits 0 to 7",
     "lenet5": "LeNet-5, MNIST digits 0 to 7",
     "batch-norm": "Convolutions with batch normalisation, Fashion-MNIST without bags and ankle boots",
-    "convnet": "Four convolutions with batch normalisation, CIFAR-10 without ships and trucks",
+    "photographs": "LeNet-5, CIFAR-10 without ships and trucks",
 }
-SHORT = {"mlp": "digits, MLP", "lenet5": "digits, LeNet-5", "batch-norm": "clothes", "convnet": "photographs"}
+SHORT = {"mlp": "digits, MLP", "lenet5": "digits, LeNet-5", "batch-norm": "clothes", "photographs": "photographs"}
 NAMES = {
     "novelty": "novelty", "entropy": "entropy (posterior)", "plain_entropy": "entropy (plain network)",
     "mutual_information": "mutual information", "variance": "variance", "max_probability": "maximum probability",

@@ -26,9 +26,9 @@ from whence.where.plain_detectors import PlainDetectors
 
 TRAINED = 5_000  # training inputs for the other detectors
 DETECTORS = {
-    "combined": "detectors combined",
-    "novelty_entropy": "whence novelty with entropy",
-    "novelty": "whence novelty",
+    "combined": "combination of detectors",
+    "novelty_entropy": "novelty by layer with entropy",
+    "novelty": "novelty by layer",
     "entropy": "entropy",
     "plain_entropy": "entropy, plain network",
     "mutual_information": "mutual information",
@@ -38,6 +38,12 @@ DETECTORS = {
     "mahalanobis": "Mahalanobis, last features",
     "mahalanobis_layers": "Mahalanobis, all layers",
     "neighbours": "nearest neighbours, last features",
+}
+IN_WORDS = {
+    "novelty": "novelty by layer",
+    "plain_entropy": "the entropy of the plain network",
+    "energy": "its energy",
+    "mahalanobis_layers": "Mahalanobis distances over all layers",
 }
 BY_LAYER = ("combined", "novelty_entropy", "novelty")  # use novelty by layer; the first there is, is the usual one
 SAME = 16  # inputs by which a reference is recognised
@@ -169,16 +175,16 @@ def _is_of(posterior: Laplace, reference: Reference | None, inputs: Any, count: 
 def _recommended(usual: str, scores: Scores) -> DetectorChoice:
     """Without out-of-distribution data: the usual detector, and why."""
     found = experience(usual, scores)
-    parts = ", ".join(_label(name) for name in PARTS if name in scores)
+    *first, last = [IN_WORDS[name] for name in PARTS if name in scores] or [""]
     about = {
-        "combined": f"which adds the evidence of {parts}",
-        "novelty_entropy": "which adds the evidence of novelty by layer and of the plain network's entropy",
-        "novelty": "novelty by layer, since no other detector applies",
+        "combined": f"the combination of {', '.join(first)} and {last}",
+        "novelty_entropy": "novelty by layer combined with the entropy of the plain network",
+        "novelty": "novelty by layer, since no other part of the combination applies",
     }[usual]
     single, near = NEAREST
     words = (
-        f"Without out-of-distribution data the recommendation is {_label(usual)}, {about}. Which single detector is "
-        "best depends on what is novel, and validation data do not tell.",
+        f"Without out-of-distribution data the recommended detector is {about}. Which single detector is best depends "
+        "on what is novel, and validation data do not tell.",
         f"In our measurements ({NETWORKS} networks, {CASES} pairs of a network and a novel set) its AUROC was within "
         f"0.02 of that of the best single detector in {found.near} pairs; always taking the same single detector "
         f"reached that in {near} at most ({single}).",
@@ -197,7 +203,7 @@ def limits(usual: str, scores: Scores) -> tuple[str, ...]:
     found = experience(usual, scores)
     low, high = found.unseen
     return (
-        f"Not everything novel is detected. Measured for {_label(usual)}: AUROC {found.grey:.2f} for photographs "
+        f"Not everything novel is detected. Measured for the {_label(usual)}: AUROC {found.grey:.2f} for photographs "
         f"turned grey, {found.inverted:.2f} for inverted ones, and {low:.2f} to {high:.2f} for unseen classes of the "
         "same kind.",
         "Novelty is not error: which predictions on familiar inputs are wrong is a question for entropy.",
@@ -256,16 +262,20 @@ def _won(best: Detector, second: Detector, lead: Measured) -> str:
 
 def _usual(usual: str, rows: Sequence[Detector], other: Detector, against: Measured, outcome: str) -> str:
     mine = next(row for row in rows if row.name == usual)
-    start = f"The usual recommendation, {mine.label}, has an AUROC of {mine.auroc.value:.3f}"
-    side = "above" if against >= 0 else "below"
-    tie = ", a tie" if outcome == "tied" else ""
-    return f"{start}, {_size(against)} {side} {other.label}, the best detector without novelty by layer{tie}."
+    start = f"The usual recommendation, the {mine.label}, has an AUROC of {mine.auroc.value:.3f}"
+    if outcome == "tied":
+        return (
+            f"{start}, a tie with the best detector that does not use novelty by layer ({other.label}): the difference "
+            f"is {_size(against)}."
+        )
+    side = "above" if outcome == "better" else "below"
+    return f"{start}, {_size(against)} {side} the best detector that does not use novelty by layer ({other.label})."
 
 
 def _advice(chosen: str, usual: str) -> str:
     if chosen == usual:
-        return f"Recommended: {_label(usual)}."
+        return f"Recommended: the {_label(usual)}."
     return (
         f"Recommended for inputs like these: {_label(chosen)}. For novel inputs of other kinds, of which nothing is "
-        f"known, the recommendation stays {_label(usual)}."
+        f"known, the recommendation stays the {_label(usual)}."
     )

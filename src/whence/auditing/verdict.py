@@ -225,8 +225,8 @@ def _novelty(found: Found) -> Point | None:
         beaten = (choice is not None and choice.outcome == "worse") or _value(best.auroc) > _value(own.auroc) + BEATEN
         beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
         others = "".join(f" ({one.label}: {one.auroc.value:.2f})" for one in beside)
-        name = own.label[0].upper() + own.label[1:] if choice else "Novelty by layer"
-        words = f"{name}: out-of-distribution inputs are detected with an AUROC of {own.auroc.value:.2f}{others}."
+        name = f"The {own.label}" if choice else "Novelty by layer"
+        words = f"{name} detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}{others}."
         tone = _graded(own.auroc)
         if beaten:
             words += f" Another detector does better on them: {best.label}, {best.auroc.value:.2f}."
