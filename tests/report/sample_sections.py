@@ -101,15 +101,14 @@ def novelty(rng: np.random.Generator, found: list[str]) -> Record:
             layers.append({"name": name, **quantiles, "flagged": flagged * (0.5 if i % 3 else 1)})
         counts = rng.poisson(27, 20) if shift == 0 else (400 * np.exp(-np.arange(20) * 8 * shift)).astype(int)
         edges = np.linspace(0, 1, 21).tolist()
+        both = {} if key == "reference" else {"flagged_with_entropy": flagged, "flagged_combined": flagged}
         return {"key": key, "label": label, "inputs": 540, "flagged": flagged, "layers": layers,
-                "p_values": {"edges": edges, "counts": [int(c) for c in counts]},
-                "flagged_with_entropy": flagged, "flagged_combined": flagged}  # fmt: skip
+                "p_values": {"edges": edges, "counts": [int(c) for c in counts]}, **both}  # fmt: skip
 
     scores = [("novelty", "whence novelty", 0.97, 0.11), ("entropy", "entropy", 0.91, 0.35)]
     return {
         "reference": 257, "names": found, "level": 0.01,
-        "sets": [{**one("reference", "Validation data", 0, 0.01), "flagged": None, "p_values": None,
-                  "flagged_with_entropy": None, "flagged_combined": None},
+        "sets": [{**one("reference", "Validation data", 0, 0.01), "flagged": None, "p_values": None},
                  one("test", "Test data", 0, 0.013),
                  one("ood", "Out of distribution", 0.35, 0.93)],
         "detectors": [{"name": n, "label": t, "auroc": estimate(a, 0.01), "fpr95": estimate(f, 0.04)}

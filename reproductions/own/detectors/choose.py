@@ -94,6 +94,7 @@ class Regret:
     near: int  # cases within NEAR
     count: int
     area: float  # mean AUROC over cases
+    behind: tuple[float, ...]  # regret of each case
 
 
 def regrets(found: Areas, surrogates: Areas) -> list[Regret]:
@@ -119,4 +120,4 @@ def _regret(found: Areas, rule: str, chosen: dict[str, str]) -> Regret:
         area.append(mean(found, network, place, chosen[network]))
         behind.append(best - area[-1])
     near = sum(value <= NEAR for value in behind)
-    return Regret(rule, fmean(behind), max(behind), near, len(behind), fmean(area))
+    return Regret(rule, fmean(behind), max(behind), near, len(behind), fmean(area), tuple(behind))

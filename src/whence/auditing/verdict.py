@@ -222,7 +222,7 @@ def _novelty(found: Found) -> Point | None:
         detectors = {one.name: one for one in found.novelty.detectors}
         choice = found.novelty.choice
         own, best = detectors[choice.usual if choice else "novelty"], found.novelty.detectors[0]
-        beaten = (choice is not None and choice.outcome == "worse") or _value(best.auroc) > _value(own.auroc) + BEATEN
+        beaten = (choice is not None and choice.is_beaten) or _value(best.auroc) > _value(own.auroc) + BEATEN
         beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
         others = "".join(f" ({one.label}: {one.auroc.value:.2f})" for one in beside)
         name = f"The {own.label}" if choice else "Novelty by layer"

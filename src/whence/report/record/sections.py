@@ -259,6 +259,11 @@ class DetectorChoice:
     difference: Estimate | None = None  # AUROC of the usual detector minus that of ``best_other``, paired
     outcome: Literal["better", "worse", "tied"] | None = None  # what the interval of the difference says
 
+    @property
+    def is_beaten(self) -> bool:
+        """Whether a detector without novelty by layer is better than the usual one, beyond chance."""
+        return self.outcome == "worse"
+
 
 @dataclass(frozen=True)
 class Novelty:
