@@ -115,7 +115,8 @@ def test_verdicts_follow_the_numbers() -> None:
 
     both = f"digits, MLP: {OURS} serves both kinds of novelty"
     always = f"Always “{OURS}” loses less than always the same single detector"
-    assert (verdicts()[both], verdicts()[always]) == ("holds", "holds")
+    assert (verdicts()[both], verdicts()[always]) == ("holds", "cannot be told")
+    assert verdicts(**{OURS: 0.2, "novelty": -0.5})[always] == "holds"
     low = verdicts(**{OURS: -0.5})
     assert (low[both], low[always]) == ("does not hold", "does not hold")
 

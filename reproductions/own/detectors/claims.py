@@ -72,7 +72,8 @@ def _rule(units: Values) -> list[Claim]:
         less = difference(best.behind, row.behind)
         words = (
             f"mean regret {row.mean:.3f} (at worst {row.worst:.3f}) against {best.mean:.3f} (at worst "
-            f"{best.worst:.3f}) of {named(single)}, the best of them seen afterwards: {less.text()} less over {row.count} cases"
+            f"{best.worst:.3f}) of {named(single)}, the best of them seen afterwards: {less.text()} less over "
+            f"{row.count} cases"
         )
         claim = f"Always “{name}” loses less than always the same single detector"
         made.append(Claim(claim, "criterion", words, above(less)))
