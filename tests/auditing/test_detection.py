@@ -119,7 +119,7 @@ def test_a_simpler_detector_that_wins_is_recommended_and_a_tie_is_called_a_tie(
     words = " ".join(choice.words)
     assert ("tie" in words) == (outcome == "tied")
     if outcome == "worse":
-        assert "below the best detector" in words and "Recommended for inputs like these: energy." in words
+        assert "below the best detector" in words and "Recommended for inputs like these: energy, " in words
     assert outcome_of(whence.metrics.Estimate(0.1, -0.1, 0.3)) == "tied"
 
 

@@ -224,7 +224,7 @@ def _compared(usual: str, rows: Sequence[Detector], scores: Mapping[str, Scores]
         words.append(_usual(usual, rows, others[0], against, outcome))
     ahead = None if best.name == usual else _difference(best.name, usual, scores)
     chosen = best.name if ahead is not None and outcome_of(ahead) == "better" else usual
-    words.append(_advice(chosen, usual))
+    words.append(_advice(best.name, chosen, usual, ahead))
     return DetectorChoice(
         chosen, _label(chosen), usual, tuple(words), limits(usual, scores["test"]), best.name, Estimate.of(lead),
         others[0].name if others else None, Estimate.of(against), outcome,
@@ -273,10 +273,16 @@ def _usual(usual: str, rows: Sequence[Detector], other: Detector, against: Measu
     return f"{start}, {_size(against)} {side} the best detector that does not use novelty by layer ({other.label})."
 
 
-def _advice(chosen: str, usual: str) -> str:
-    if chosen == usual:
+def _advice(best: str, chosen: str, usual: str, ahead: Measured | None) -> str:
+    """What to use; ``ahead``: AUROC of the best detector minus that of the usual one, if it is another."""
+    if ahead is None:
         return f"Recommended: the {_label(usual)}."
+    if chosen == usual:
+        return (
+            f"Recommended: the {_label(usual)}. {_label(best).capitalize()} is not better than it beyond chance (the "
+            f"difference is {_size(ahead)})."
+        )
     return (
-        f"Recommended for inputs like these: {_label(chosen)}. For novel inputs of other kinds, of which nothing is "
-        f"known, the recommendation stays the {_label(usual)}."
+        f"Recommended for inputs like these: {_label(chosen)}, {_size(ahead)} above the {_label(usual)}. For novel "
+        f"inputs of other kinds, of which nothing is known, the recommendation stays the {_label(usual)}."
     )
