@@ -4,8 +4,8 @@ Which detector is best depends on what is novel: layers and distances see inputs
 see familiar parts that go together as in no class. Each score becomes evidence −log p by its place among the reference
 inputs; the sum of evidence is the score of an input (Fisher 1932). It is compared with the reference inputs' own sums,
 each computed as if that input were not in the reference, so its p-value is uniform on new in-distribution inputs,
-however detectors depend on each other. reproductions/own/detectors chose parts and rule, leaving out one novel set in
-turn.
+however detectors depend on each other. In reproductions/own/detectors Fisher's sum of many parts did best on novel sets
+that had no part in the choice; nearest neighbours are left out because rescaling units changes them.
 
 Index legend: N inputs, n reference inputs, K detectors.
 """
