@@ -82,9 +82,11 @@ def novelty(record, rules, metrics):
     good, poor = rules["novelty_good"], rules["novelty_poor"]
     if not detectors:
         return auroc_tone(metrics["ood_auroc"], good, poor) if metrics.get("ood_auroc") else None
-    own = next(one["auroc"] for one in detectors if one["name"] == "novelty")
+    choice = record["novelty"].get("choice") or {}
+    own = next(one["auroc"] for one in detectors if one["name"] == choice.get("usual", "novelty"))
     tone = auroc_tone(own, good, poor)
     beaten = (detectors[0]["auroc"]["value"] or 0) > (own["value"] or 0) + rules["beaten"]
+    beaten = beaten or choice.get("outcome") == "worse"
     return "mixed" if beaten and tone == "good" else tone
 
 

@@ -2,4 +2,4 @@
 
 from reproductions.experiment import Collection
 
-COLLECTION = Collection("reproductions.own", ("priors", "novelty"))
+COLLECTION = Collection("reproductions.own", ("priors", "novelty", "detectors"))

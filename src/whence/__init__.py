@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from whence.posteriors.unstructured import Unstructured
     from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
     from whence.report.record.verdict import VerdictRules
+    from whence.where.combined import combined_detector
     from whence.where.detectors import compare_detectors, detectors
     from whence.where.novelty import Novelty, Reference, novelty, reference_of
 
@@ -66,6 +67,7 @@ __all__ = [
     "WeightPosterior",
     "__version__",
     "audit",
+    "combined_detector",
     "compact",
     "compare",
     "compare_detectors",
@@ -121,6 +123,7 @@ _LATER = {
     "variational": "posteriors.variational",
     "Novelty": "where.novelty",
     "Reference": "where.novelty",
+    "combined_detector": "where.combined",
     "compare_detectors": "where.detectors",
     "detectors": "where.detectors",
     "novelty": "where.novelty",

@@ -133,9 +133,13 @@ def test_novelty_and_detectors_are_those_of_the_engine(plain: Made) -> None:
     first = outside["layers"][0]
     assert first["q50"] == pytest.approx(float(direct.unexplained[:, 0].quantile(0.5)), rel=1e-4)
     assert sum(outside["p_values"]["counts"]) == len(given.ood)
-    table = whence.compare_detectors(audit.posterior, given.test[0], given.ood, train=given.train)
+    table = whence.compare_detectors(
+        audit.posterior, given.test[0], given.ood, train=given.train, reference=given.validation
+    )
     for entry in found["detectors"]:
-        assert entry["auroc"]["value"] == pytest.approx(float(table[entry["name"]].auroc), rel=1e-4)
+        # the reference of tuning and the one made here are equal up to rounding, which may move an input by one rank
+        slack = {"abs": 1e-3} if entry["name"] in ("combined", "novelty_entropy") else {"rel": 1e-4}
+        assert entry["auroc"]["value"] == pytest.approx(float(table[entry["name"]].auroc), **slack)
 
 
 def test_pruning_is_the_curve(plain: Made) -> None:

@@ -291,11 +291,11 @@ def detector(name: str, value: float) -> Any:
 
 def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
     ranked = [detector("mahalanobis", 0.99), detector("novelty", 0.94), detector("entropy", 0.9)]
-    point = judge(novelty=SimpleNamespace(detectors=ranked)).novelty()
+    point = judge(novelty=SimpleNamespace(detectors=ranked, choice=None)).novelty()
     assert point is not None and point.tone == "mixed" and "mahalanobis, 0.99" in point.words
     best = [detector("novelty", 0.95), detector("mahalanobis", 0.94), detector("entropy", 0.9)]
-    point = judge(novelty=SimpleNamespace(detectors=best)).novelty()
+    point = judge(novelty=SimpleNamespace(detectors=best, choice=None)).novelty()
     assert point is not None and point.tone == "good" and "(entropy: 0.90)" in point.words
     weak = [detector("mahalanobis", 1.0), detector("novelty", 0.6), detector("entropy", 0.5)]
-    point = judge(novelty=SimpleNamespace(detectors=weak)).novelty()
+    point = judge(novelty=SimpleNamespace(detectors=weak, choice=None)).novelty()
     assert point is not None and point.tone == "poor"

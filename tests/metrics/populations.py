@@ -147,6 +147,21 @@ def two_normals(positives: int, negatives: int, d: float) -> Callable[[torch.Gen
     return draw
 
 
+def two_scores(
+    positives: int, negatives: int, first: float, second: float
+) -> Callable[[torch.Generator], tuple[Tensor, Tensor, Tensor]]:
+    """Two scores of the same elements with a correlation of 0.8, shifted by ``first`` and ``second`` for positives."""
+
+    def draw(g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        positive = torch.arange(positives + negatives) < positives
+        common, one, other = torch.randn(3, positives + negatives, generator=g, dtype=torch.float64)
+        scores = (math.sqrt(0.8) * common + math.sqrt(0.2) * own for own in (one, other))
+        a, b = (score + d * positive for score, d in zip(scores, (first, second), strict=True))
+        return a, b, positive
+
+    return draw
+
+
 def true_auroc(d: float) -> float:
     return slow.normal_cdf(d / math.sqrt(2), 0.0, 1.0)
 

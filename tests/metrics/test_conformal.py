@@ -15,8 +15,8 @@ from tests.metrics.populations import binomial_limits
 from tests.reference import conformal as slow
 from whence import metrics
 from whence.errors import BadOption, NotDefined, Notice
-from whence.metrics.binomial import clopper_pearson, coverage_by_chance
 from whence.metrics.conformal import conformal_quantile, inputs_needed
+from whence.metrics.proportions import coverage_by_chance, exact_interval
 from whence.predictive.predictions import (
     BinaryPrediction,
     ClassificationPrediction,
@@ -216,7 +216,7 @@ def test_test_coverage_stays_in_the_range_of_chance() -> None:
 
 @pytest.mark.parametrize(("k", "n"), [(0, 7), (7, 7), (3, 10), (45, 50), (1, 1)])
 def test_clopper_and_pearson(k: int, n: int) -> None:
-    low, high = clopper_pearson(k, n)
+    low, high = exact_interval(k, n)
     assert low <= k / n <= high
     assert low == 0.0 if k == 0 else 1 - slow.binomial_at_most(k - 1, n, low) == pytest.approx(0.025, rel=1e-6)
     assert high == 1.0 if k == n else slow.binomial_at_most(k, n, high) == pytest.approx(0.025, rel=1e-6)

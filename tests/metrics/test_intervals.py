@@ -49,6 +49,11 @@ STUDIES = {
     ),
     "selective": Study(label_data, metrics.selective_accuracy, lambda: known.true_selective(SLOPE, 0.8)),
     "auroc": Study(normal_data, metrics.auroc, lambda: known.true_auroc(1.0)),
+    "auroc difference": Study(
+        known.two_scores(100, 100, 1.0, 0.8),
+        metrics.auroc_difference,
+        lambda: known.true_auroc(1.0) - known.true_auroc(0.8),
+    ),
     "aupr": Study(normal_data, metrics.aupr, lambda: known.true_aupr(1.0, 0.5)),
     "fpr95": Study(known.two_normals(200, 200, 1.5), metrics.fpr95, lambda: known.true_fpr(1.5)),
     "rmse": Study(forecast_data, metrics.rmse, lambda: math.sqrt(known.MEAN_VARIANCE)),
@@ -83,7 +88,7 @@ def assert_covers(
 
 OFTEN = {
     "accuracy", "nll", "ece width", "ece l2", "mce mass", "classwise", "aurc", "selective", "auroc", "fpr95", "rmse",
-    "crps", "coverage", "interval score",
+    "auroc difference", "crps", "coverage", "interval score",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 from tests.metrics.cases import element_keywords, flat, flat_weights, labelled, rng
 from tests.reference import metrics as slow
 from whence import metrics
+from whence.metrics.detection import Ranking
+from whence.metrics.intervals import resamples
 
 TOLERANCE = 1e-10
 SEEDS = [0, 1, 2]
@@ -41,6 +44,38 @@ def test_detection_scores(fast: Callable, twin: Callable, ties: str, options: st
     got = fast(scores, positive, resamples=0, **keywords)
     kept = [int(p) for p in flat(positive, keywords)]
     assert got == pytest.approx(twin(flat(scores, keywords), kept, flat_weights(scores, keywords)), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("options", ["plain", "weights", "mask", "all"])
+@pytest.mark.parametrize("ties", TIES)
+def test_the_difference_of_two_scores(ties: str, options: str) -> None:
+    first, positive, keywords = scored(ties, options, 0)
+    second = torch.randn(50, generator=rng(9), dtype=torch.float64).round() + positive
+    kept, weights = [int(p) for p in flat(positive, keywords)], flat_weights(first, keywords)
+    wanted = slow.auroc(flat(first, keywords), kept, weights) - slow.auroc(flat(second, keywords), kept, weights)
+    got = metrics.auroc_difference(first, second, positive, resamples=0, **keywords)
+    assert got == pytest.approx(wanted, rel=TOLERANCE, abs=1e-12)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_every_resample_draws_the_same_elements_for_both_scores(grouped: bool) -> None:
+    """Two scores of one order differ by nothing in every resample; of another order the resamples are those by hand."""
+    first, positive, _ = scored("none", "plain", 1)
+    more = {"groups": torch.arange(50) // 2} if grouped else {}
+    same = metrics.auroc_difference(first, 3 * first + 1, positive, **more)
+    assert (float(same), same.low, same.high) == (0.0, 0.0, 0.0)
+    second = torch.randn(50, generator=rng(7), dtype=torch.float64) + 0.5 * positive
+    one, other = (
+        Ranking.read("auroc", s, positive, more).by_element()  # type: ignore[arg-type]
+        for s in (first, second)
+    )
+    for counts in itertools.islice(resamples(one.elements), 1):
+        for row in counts[:5]:
+            found = float(one.area(row.unsqueeze(0)) - other.area(row.unsqueeze(0)))
+            drawn = dict(zip(one.elements.keep.tolist(), one.elements.rows(row.unsqueeze(0))[0].tolist(), strict=True))
+            weights, labels = [drawn[i] for i in range(50)], positive.long().tolist()
+            wanted = slow.auroc(first.tolist(), labels, weights) - slow.auroc(second.tolist(), labels, weights)
+            assert found == pytest.approx(wanted, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,15 +14,44 @@ def p_value(reference: np.ndarray, value: float) -> float:
     return (1 + sum(1 for other in reference if other >= value - 1e-6 * abs(value))) / (len(reference) + 1)
 
 
-def evidence(others: np.ndarray, value: float, size: int, count: int) -> float:
+RULE = "fisher"  # how novelty and entropy become one score
+
+
+def log_odds(u: float) -> float:
+    return math.log(u / (1 - u))
+
+
+def evidence(
+    others: np.ndarray, value: float, size: int, count: int, scale: Callable[[float], float] = log_odds
+) -> float:
     """−log p of a value among others: by rank, or by an exponential tail above all but the ``count`` largest."""
-    logits = sorted(np.log(others / (1 - others)), reverse=True)
-    start, odds = logits[count], math.log(value / (1 - value))
-    if odds <= start + 1e-5:
+    scaled = sorted((scale(other) for other in others), reverse=True)
+    start, own = scaled[count], scale(value)
+    if own <= start + 1e-5:
         p = (1 + sum(1 for other in others if other >= value * (1 - 1e-6))) / (size + 1)
         return -math.log(min(p, 1 - 0.5 / (size + 1)))
-    mean = sum(o - start for o in logits[:count]) / count
-    return (odds - start) / mean - math.log((count + 1) / (size + 1))
+    mean = max(sum(o - start for o in scaled[:count]) / count, 1e-5)
+    return min((own - start) / mean - math.log((count + 1) / (size + 1)), 600.0)
+
+
+def summed(known: list[np.ndarray], found: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Fisher's sums of several scores: of reference inputs, each without itself, and of others."""
+    n = len(known[0])
+    count = max(1, int(0.1 * n))
+
+    def score(pairs: list[tuple[np.ndarray, float]]) -> float:
+        return fisher(np.array([evidence(others, v, n, count, lambda one: one) for others, v in pairs]))
+
+    own = [score([(np.delete(column, i), column[i]) for column in known]) for i in range(n)]
+    return np.array(own), np.array([score(list(zip(known, row, strict=True))) for row in zip(*found, strict=True)])
+
+
+def with_entropy(
+    known_novelty: np.ndarray, known_entropy: np.ndarray, novelty: np.ndarray, entropy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of inputs, and their p-values among the reference inputs, each scored without itself."""
+    own, found = summed([known_novelty, known_entropy], [novelty, entropy])
+    return found, np.array([p_value(own, value) for value in found])
 
 
 def evidences(reference: np.ndarray, values: np.ndarray | None) -> np.ndarray:

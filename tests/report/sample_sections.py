@@ -101,8 +101,9 @@ def novelty(rng: np.random.Generator, found: list[str]) -> Record:
             layers.append({"name": name, **quantiles, "flagged": flagged * (0.5 if i % 3 else 1)})
         counts = rng.poisson(27, 20) if shift == 0 else (400 * np.exp(-np.arange(20) * 8 * shift)).astype(int)
         edges = np.linspace(0, 1, 21).tolist()
+        both = {} if key == "reference" else {"flagged_with_entropy": flagged, "flagged_combined": flagged}
         return {"key": key, "label": label, "inputs": 540, "flagged": flagged, "layers": layers,
-                "p_values": {"edges": edges, "counts": [int(c) for c in counts]}}  # fmt: skip
+                "p_values": {"edges": edges, "counts": [int(c) for c in counts]}, **both}  # fmt: skip
 
     scores = [("novelty", "whence novelty", 0.97, 0.11), ("entropy", "entropy", 0.91, 0.35)]
     return {
@@ -113,6 +114,13 @@ def novelty(rng: np.random.Generator, found: list[str]) -> Record:
         "detectors": [{"name": n, "label": t, "auroc": estimate(a, 0.01), "fpr95": estimate(f, 0.04)}
                       for n, t, a, f in scores],
         "words": ["93% of the letters are flagged, and 1.3% of the digits."],
+        "choice": {
+            "recommended": "novelty", "label": "whence novelty", "usual": "novelty",
+            "words": ["On these inputs whence novelty is the best detector.", "Recommended: the whence novelty."],
+            "limits": ["Not everything novel is detected.", "Novelty is not error."], "best": "novelty",
+            "lead": estimate(0.06, 0.01), "best_other": "entropy", "difference": estimate(0.06, 0.01),
+            "outcome": "better",
+        },
     }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_an_audit_shows_its_comparison_after_quality() -> None:
     found = sections(outline)
     assert found[: found.index("comparison") + 1] == ["verdict", "quality", "comparison"]
     nested = found.index("comparison") + 1
-    assert found[nested : nested + 7] == [*PARTS, "compared-distance"] and found[nested + 7] == "conformal"
+    assert found[nested : nested + 7] == [*PARTS, "compared-distance"] and found[nested + 7] == "deferral"
     assert "Methods compared" in outline.words and "compared-shares-chart" in outline.data["charts"]
     ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
     assert len(ids) == len(set(ids))

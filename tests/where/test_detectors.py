@@ -15,20 +15,13 @@ from tests.errors.watch import HOOKS
 from tests.reference import novelty as slow
 from tests.where.novel import trained
 from whence.errors import BadData, BadOption, NotDefined
-from whence.where.detectors import (
-    Mahalanobis,
-    Neighbours,
-    compare_detectors,
-    detectors,
-    energy,
-    features_of,
-    max_probability,
-)
+from whence.where.detectors import compare_detectors, detectors
 from whence.where.novelty import novelty, reference_of
+from whence.where.plain_detectors import Mahalanobis, Neighbours, energy, features_of, max_probability
 
 EVERY = {
-    "novelty", "entropy", "mutual_information", "variance", "max_probability", "energy", "mahalanobis",
-    "mahalanobis_layers", "neighbours",
+    "novelty", "novelty_entropy", "entropy", "plain_entropy", "mutual_information", "variance", "max_probability",
+    "energy", "mahalanobis", "mahalanobis_layers", "neighbours",
 }  # fmt: skip
 
 
@@ -120,7 +113,7 @@ def test_every_detector(name: str) -> None:
 def test_without_training_data_or_reference_there_are_fewer() -> None:
     posterior, draw = trained("mlp")
     assert set(detectors(posterior, draw(5, 3)[0])) == EVERY - {
-        "novelty", "mahalanobis", "mahalanobis_layers", "neighbours",
+        "novelty", "novelty_entropy", "mahalanobis", "mahalanobis_layers", "neighbours",
     }  # fmt: skip
 
 
@@ -130,14 +123,14 @@ def test_regression_has_no_classes() -> None:
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     posterior = whence.laplace(model, (x, x[:, :1]), likelihood=whence.Gaussian(noise=0.1), progress=False)
     found = detectors(posterior, x[:7], train=(x, x[:, :1]), reference=x)
-    assert set(found) == {"novelty", "variance", "mahalanobis", "mahalanobis_layers", "neighbours"}
+    assert set(found) == {"novelty", "combined", "variance", "mahalanobis", "mahalanobis_layers", "neighbours"}
 
 
 def test_the_table() -> None:
     posterior, draw = trained("mlp")
     far = draw(60, 5)[0] + torch.tensor([0, 0, 0, 0, 2.0, 2.0])
     table = compare_detectors(posterior, draw(80, 4), far, train=draw(300, 0), reference=draw(150, 1))
-    assert {row.detector for row in table.rows} == EVERY
+    assert {row.detector for row in table.rows} == EVERY | {"combined"}
     assert [float(row.auroc) for row in table.rows] == sorted((float(row.auroc) for row in table.rows), reverse=True)
     assert table["novelty"].auroc > 0.99 and table["novelty"].auroc.low <= table["novelty"].auroc
     frame = table.to_pandas()

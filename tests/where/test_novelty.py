@@ -16,15 +16,8 @@ from tests.errors.watch import Busy, data, untouched
 from tests.reference import novelty as slow
 from tests.where.novel import trained
 from whence.errors import BadData, BadOption, NotDefined, Notice
-from whence.where.novelty import (
-    Novelty,
-    Reference,
-    novelty,
-    novelty_precision,
-    reference_of,
-    unexplained_by_layer,
-    with_novelty_prior,
-)
+from whence.where.novelty import Novelty, Reference, novelty, reference_of
+from whence.where.novelty_prior import novelty_precision, unexplained_by_layer, with_novelty_prior
 from whence.where.one_pass import shares
 from whence.where.p_values import COMBINATIONS, Combine, combined, conformal, reference_scores, shifted_up
 

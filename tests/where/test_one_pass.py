@@ -14,7 +14,7 @@ from tests.comparison import assert_close
 from whence.predictive import linearised
 from whence.predictive.linearised import Moments
 from whence.where.connections import connection_shares, connection_shares_of_groups
-from whence.where.novelty import novelty_precision, unexplained_by_layer, with_novelty_prior
+from whence.where.novelty_prior import novelty_precision, unexplained_by_layer, with_novelty_prior
 from whence.where.one_pass import Asked, examine, shares
 from whence.where.question import Question
 

@@ -16,10 +16,10 @@ from whence.auditing.context import Context
 from whence.auditing.tasks import Classes, Numbers
 from whence.errors import BadOption, NotDefined, Notice, fraction
 from whence.metrics import Conformal, conformal, width
-from whence.metrics.binomial import share_of
 from whence.metrics.conformal import Drawn, Score, held_share, inputs_needed
 from whence.metrics.elements import Elements
 from whence.metrics.intervals import mean
+from whence.metrics.proportions import share_of
 from whence.report.record.common import Estimate
 from whence.report.record.conformal import ConformalRow, ConformalSection, OfIntervals, OfSets, PartCoverage
 

@@ -26,11 +26,13 @@ from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.priors import Relative
 from whence.report.record.sections import Sensitivity
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
-from whence.where.novelty import Reference, novelty_precision, reference_given, reference_of
+from whence.where.novelty import Reference, reference_given, reference_of
+from whence.where.novelty_prior import novelty_precision
 from whence.where.one_pass import shares
 from whence.where.shares import Shares
 from whence.where.tables import sensitivity_table
 from whence.where.where import Where, where_given
+from whence.where.with_entropy import plain_entropy
 
 
 class Kind(Enum):
@@ -280,7 +282,8 @@ class Context:
         if not found.own.question.is_whole:  # it has random columns of its own
             return reference_of(posterior, self.profiled["validation"].pair)
         assert found.unexplained is not None
-        return reference_given(posterior, found.unexplained, novelty_precision(posterior))
+        entropy = plain_entropy(posterior.likelihood, found.own.outputs)
+        return reference_given(posterior, found.unexplained, novelty_precision(posterior), entropy=entropy)
 
     def with_reference(self) -> Posterior:
         """The posterior; one that was tuned on the validation data with the reference computed from them."""

@@ -100,6 +100,12 @@ def spaced(total: int, count: int) -> Tensor:
     return torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
 
 
+def source_of(data: Any, of: Any) -> Any:
+    """Data for a network or a posterior as tensors or a loader."""
+    module = of if isinstance(of, nn.Module) else of.networks()[0] if is_posterior(of) else None
+    return as_source(data) if module is None else source_for(module, data)
+
+
 def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any = None) -> Examples | None:
     """Read at most ``most`` examples. Bare inputs are accepted too; ``targets=False`` ignores targets.
 
@@ -107,8 +113,7 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any
     """
     if data is None:
         return None
-    module = of if isinstance(of, nn.Module) else of.networks()[0] if is_posterior(of) else None
-    data = as_source(data) if module is None else source_for(module, data)
+    data = source_of(data, of)
     if is_pair(data):
         inputs, given = data
         check_lengths(inputs, given, name)

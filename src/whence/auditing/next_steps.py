@@ -183,7 +183,8 @@ class _Steps:
     def _about_novelty(self) -> Iterator[_Step]:
         rank, found = self._rank("novelty"), self.record.novelty
         if found is not None and found.detectors:
-            own = next((one for one in found.detectors if one.name == "novelty"), None)
+            usual = found.choice.usual if found.choice else "novelty"
+            own = next((one for one in found.detectors if one.name == usual), None)
             best = found.detectors[0]
             apart = 0.0 if own is None else (best.auroc.value or 0.0) - (own.auroc.value or 0.0)
             if own is not None and apart > self.rules.beaten:
@@ -191,7 +192,7 @@ class _Steps:
                     rank or Rank.GAIN,
                     apart,
                     f"Use {best.label} to detect inputs like the out-of-distribution data given.",
-                    f"AUROC {best.auroc.value:.2f}; novelty by layer has {own.auroc.value:.2f}.",
+                    f"AUROC {best.auroc.value:.2f}; the {own.label} has {own.auroc.value:.2f}.",
                 )
             elif rank is not None:
                 yield _Step(

@@ -1,36 +1,25 @@
-"""Novelty by layer, in and out of distribution, compared with other detectors."""
+"""Novelty by layer, in and out of distribution."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whence.auditing.context import LABELS, Context
-from whence.auditing.data import read_examples
-from whence.errors import MissingExtra, NotDefined, notice
-from whence.report.record.common import Estimate
-from whence.report.record.sections import Detector, Histogram, LayerQuantiles, Novelty, NoveltyOfSet
-from whence.where.detectors import detector_table, scores_of_prediction, table_of
+from whence.auditing.detection import detection
+from whence.errors import NotDefined
+from whence.report.record.sections import Histogram, LayerQuantiles, Novelty, NoveltyOfSet
 from whence.where.novelty import Novelty as Found
 from whence.where.novelty import novelty_given
+from whence.where.p_values import Combine
+from whence.where.with_entropy import plain_entropy
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 20
-TRAINED = 5_000  # training inputs for the other detectors
-DETECTORS = {
-    "novelty": "whence novelty",
-    "entropy": "entropy",
-    "mutual_information": "mutual information",
-    "variance": "predictive variance",
-    "max_probability": "maximum probability",
-    "energy": "energy",
-    "mahalanobis": "Mahalanobis, last features",
-    "mahalanobis_layers": "Mahalanobis, all layers",
-    "neighbours": "nearest neighbours, last features",
-}
 
 
 def novelty(context: Context) -> Novelty:
@@ -41,16 +30,25 @@ def novelty(context: Context) -> Novelty:
         raise NotDefined("no validation data were given, relative to which novelty is measured.")
     context.need("test")
     level = max(0.01, 1 / (reference.size + 1))
-    sets = {
-        name: novelty_given(reference, unexplained)
-        for name in ("test", "ood")
-        if context.has(name) and (unexplained := context.examined(name).unexplained) is not None
-    }
+    sets = {name: found for name in ("test", "ood") if (found := _found(context, name)) is not None}
     layers = _quantiles(reference.names, reference.unexplained, None)
     described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
-    described += [_set(name, found, level) for name, found in sets.items()]  # type: ignore[arg-type]
-    detectors = _detectors(context, sets) if "ood" in sets else None
-    return Novelty(reference.size, reference.names, level, tuple(described), detectors, tuple(_words(sets, level)))
+    detected = detection(context, sets, level)
+    for name, found in sets.items():
+        described.append(replace(_set(name, found, level), flagged_combined=detected.flagged.get(name)))  # type: ignore[arg-type]
+    words = tuple(_words(sets, level))
+    return Novelty(reference.size, reference.names, level, tuple(described), detected.rows, words, detected.choice)
+
+
+def _found(context: Context, name: str) -> Found | None:
+    """The novelty of the profiled inputs of a set, with the entropy of the plain network."""
+    if not context.has(name):
+        return None
+    seen, reference = context.examined(name), context.reference
+    if seen.unexplained is None or reference is None:
+        return None
+    entropy = plain_entropy(context.posterior.likelihood, seen.own.outputs)
+    return novelty_given(reference, seen.unexplained, Combine.GAUSS, entropy)
 
 
 def _quantiles(names: tuple[str, ...], unexplained: Tensor, flagged: Tensor | None) -> tuple[LayerQuantiles, ...]:
@@ -64,42 +62,12 @@ def _set(key: Literal["test", "ood"], found: Found, level: float) -> NoveltyOfSe
     counts = torch.histogram(found.p_value.double().cpu().clamp(0, 1), edges).hist
     layers = _quantiles(found.names, found.unexplained, (found.p_values <= level).double().mean(0))
     histogram = Histogram(tuple(edges.tolist()), tuple(int(count) for count in counts))
-    return NoveltyOfSet(key, LABELS[key], len(found), _flagged(found, level), layers, histogram)
+    both = None if found.with_entropy is None else float(found.with_entropy.flag(level).double().mean())
+    return NoveltyOfSet(key, LABELS[key], len(found), _flagged(found, level), layers, histogram, both)
 
 
 def _flagged(found: Found, level: float) -> float:
     return float((found.p_value <= level).double().mean())
-
-
-def _detectors(context: Context, sets: dict[str, Found]) -> tuple[Detector, ...]:
-    """Include detectors that need training data, where possible."""
-    train = None if context.train is None else read_examples(context.train, "train", TRAINED)
-    pair = None if train is None or train.targets is None else train.pair
-    posterior = context.posterior.as_laplace("novelty")
-    inputs = (context.profiled["test"].inputs, context.profiled["ood"].inputs)
-    known = [_scores(context, name, found) for name, found in sets.items()]
-    try:
-        table = detector_table(posterior, inputs, known, pair)
-    except MissingExtra as error:
-        notice(f"the detectors that need training data were skipped: {error}")
-        table = detector_table(posterior, inputs, known, None)
-    except NotDefined as error:
-        notice(f"the detectors of the plain network were skipped: {error}")
-        table = table_of(known)
-    rows = ((row.detector, Estimate.of(row.auroc), Estimate.of(row.fpr95)) for row in table.rows)
-    return tuple(
-        Detector(name, DETECTORS.get(name, name), auroc, fpr95) for name, auroc, fpr95 in rows if auroc and fpr95
-    )
-
-
-def _scores(context: Context, name: str, found: Found) -> dict[str, Tensor]:
-    """What the posterior says about the profiled inputs of a set."""
-    scores = {"novelty": found.score}
-    if context.posterior.likelihood.has_labels:
-        index = context.profiled_index(name)
-        whole = scores_of_prediction(context.prediction(name))
-        scores |= {key: value[index] for key, value in whole.items()}
-    return scores | {"variance": context.total_variance(name)}
 
 
 def _words(sets: dict[str, Found], level: float) -> Iterator[str]:

@@ -188,7 +188,7 @@ def audit(
         task, shape = task_of(posterior.likelihood), _output_shape(posterior, sets)
         context = Context(
             posterior,
-            train,
+            tracer.given,
             sets,
             task.class_names(classes, _answers(posterior.likelihood, shape)),
             _feature_names(features, sets),

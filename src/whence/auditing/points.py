@@ -216,17 +216,21 @@ class Judge:
         rule = _auroc_rule(rules.novelty_good, rules.novelty_poor)
         if found and found.detectors:
             detectors = {one.name: one for one in found.detectors}
-            own, best = detectors["novelty"], found.detectors[0]
+            choice = found.choice
+            own, best = detectors[choice.usual if choice else "novelty"], found.detectors[0]
             beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
             others = "".join(f" ({one.label}: {one.auroc.value:.2f})" for one in beside)
-            words = (
-                f"Novelty by layer detects out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}{others}."
-            )
+            words = f"The {own.label} detects" if choice else "Novelty by layer detects"
+            words += f" out-of-distribution inputs with an AUROC of {own.auroc.value:.2f}{others}."
             tone = graded(own.auroc, rules.novelty_good, rules.novelty_poor)
-            if (best.auroc.value or 0.0) > (own.auroc.value or 0.0) + rules.beaten:
+            beaten = choice is not None and choice.is_beaten
+            if beaten or (best.auroc.value or 0.0) > (own.auroc.value or 0.0) + rules.beaten:
                 words += f" Another detector does better on them: {best.label}, {best.auroc.value:.2f}."
                 tone = "mixed" if tone == "good" else tone
-            rule += f" At most mixed if another detector is better by more than {rules.beaten:g}."
+            rule += (
+                f" At most mixed if another detector is better by more than {rules.beaten:g}, or if one without "
+                "novelty by layer is significantly better."
+            )
             return Point(label, words, tone, "novelty", rule)
         auroc = self.value("ood_auroc")
         if auroc is None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from whence.auditing.data import Examples
+from whence.auditing.data import Examples, source_of
 from whence.engine.batches import as_source, as_targets, from_numpy, is_pair, split_batch
 from whence.engine.content import ExamplesDigest, digest_of_state
 from whence.errors import WhenceError
@@ -48,7 +48,7 @@ class Tracer:
 
     def __init__(self, verb: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self.call, self.git = call_of(verb, arguments), git_state()
-        self.given = arguments["train"]
+        self.given = None if arguments["train"] is None else source_of(arguments["train"], arguments["model"])
         self._digest: Callable[[], DataDigest | None] = lambda: None
         self.train = self.given
         if self.given is not None:

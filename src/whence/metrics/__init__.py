@@ -17,7 +17,7 @@ Metrics of class labels also take:
 from whence.metrics.calibration import Reliability, classwise_ece, ece, mce, reliability
 from whence.metrics.classification import accuracy, brier
 from whence.metrics.conformal import Conformal, conformal
-from whence.metrics.detection import aupr, auroc, detection, fpr95
+from whence.metrics.detection import aupr, auroc, auroc_difference, detection, fpr95
 from whence.metrics.distance import Distance, distance, total_variation, wasserstein
 from whence.metrics.evaluate import Scores, evaluate, nll
 from whence.metrics.intervals import Estimate
@@ -37,6 +37,7 @@ __all__ = [
     "aupr",
     "aurc",
     "auroc",
+    "auroc_difference",
     "brier",
     "classwise_ece",
     "conformal",

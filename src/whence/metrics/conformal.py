@@ -19,10 +19,10 @@ from torch import Tensor
 
 from whence.engine.options import Option
 from whence.errors import BadData, BadOption, NotDefined, fraction, notice
-from whence.metrics.binomial import coverage_by_chance, share_of
 from whence.metrics.classification import read_labels
 from whence.metrics.elements import ArrayLike, Elements, MetricOptions, elements, finite, squeezed, tensor
 from whence.metrics.intervals import SHARE, Estimate, mean
+from whence.metrics.proportions import coverage_by_chance, share_of
 from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction, CountPrediction
 
 ScoreName = Literal["probability", "cumulative", "normalised", "absolute"]
@@ -242,7 +242,9 @@ def held_share(name: str, held: Tensor, members: Elements) -> Estimate:
     In groups: the mean over groups of the share of each, with an interval by a bootstrap of groups.
     """
     if members.group is None:
-        return share_of(name, int(held.sum()), len(held))
+        found = share_of(name, int(held.sum()), len(held))
+        assert found is not None
+        return found
     return mean(name, held.double(), replace(members, weights=_within_groups(members.group)), SHARE)
 
 

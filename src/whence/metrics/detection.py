@@ -33,6 +33,20 @@ def auroc(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> E
     return Ranking.read("auroc", scores, positive, common).auroc()
 
 
+def auroc_difference(first: ArrayLike, second: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
+    """AUROC of ``first`` minus that of ``second``, two scores of the same elements, with a paired interval.
+
+    Every resample draws the same elements for both, so what makes an element hard for both cancels.
+    """
+    read = (Ranking.read("auroc_difference", scores, positive, common) for scores in (first, second))
+    one, other = (ranking.by_element() for ranking in read)
+
+    def difference(counts: Tensor) -> Tensor:
+        return one.area(counts) - other.area(counts)
+
+    return bootstrap("auroc_difference", difference, one.elements, (-1.0, 1.0), min(one.trials), per_element=True)
+
+
 def aupr(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
     """Average precision: Σ (R_n − R_{n−1}) P_n over thresholds, without interpolation.
 
@@ -156,17 +170,25 @@ class Ranking:
         negatives = torch.nn.functional.pad(weights[:, self.positives :], (1, 0)).cumsum(1)
         return weights[:, : self.positives], negatives
 
+    def by_element(self) -> Ranking:
+        """The same with groups numbered by where elements stand in the data, not in this ranking."""
+        keep, group = self.elements.keep, self.elements.group
+        if group is not None:
+            return self
+        places = [part.argsort().argsort() for part in (keep[: self.positives], keep[self.positives :])]
+        group = torch.cat([places[0], places[1] + self.positives])
+        return replace(self, elements=replace(self.elements, group=group))
+
+    def area(self, counts: Tensor) -> Tensor:
+        """The area under the ROC curve of every row of counts [B, G], [B]."""
+        weights, negatives = self.rows(counts)
+        lost = negatives.index_select(1, self.above)
+        if bool((self.above != self.level).any()):  # ties
+            lost = (lost + negatives.index_select(1, self.level)) / 2
+        return 1 - (weights * lost).sum(1) / (weights.sum(1) * negatives[:, -1])
+
     def auroc(self) -> Estimate:
-        ties = bool((self.above != self.level).any())
-
-        def area(counts: Tensor) -> Tensor:
-            weights, negatives = self.rows(counts)
-            lost = negatives.index_select(1, self.above)
-            if ties:
-                lost = (lost + negatives.index_select(1, self.level)) / 2
-            return 1 - (weights * lost).sum(1) / (weights.sum(1) * negatives[:, -1])
-
-        return self._estimate("auroc", area, min(self.trials))
+        return self._estimate("auroc", self.area, min(self.trials))
 
     def aupr(self, name: str = "aupr", stratified: bool = True) -> Estimate:
         """Average precision; resamples that lost a class, which happens without strata, are ignored."""

@@ -1,10 +1,11 @@
-"""Exact intervals of shares, and the quantiles behind them."""
+"""Exact intervals of shares with the quantiles behind them, and the coverage of a conformal threshold by chance."""
 
 from __future__ import annotations
 
 import functools
 import math
 
+import torch
 from torch import Tensor
 
 from whence.metrics.intervals import Estimate
@@ -98,3 +99,25 @@ def t_quantile(share: float, freedom: float) -> float:
     """Quantile of Student's t distribution, for shares above one half."""
     x = beta_quantile(2 * (1 - share), freedom / 2, 0.5)
     return math.sqrt(freedom * (1 / x - 1))
+
+
+def coverage_by_chance(rank: int, calibration: int, test: int, level: float = 0.95) -> tuple[float, float]:
+    """The range of the test coverage of a conformal threshold if validation and test inputs are exchangeable.
+
+    The threshold is the ``rank``-th smallest of ``calibration`` scores without ties, so that the number covered of
+    ``test`` is beta-binomial with parameters rank and calibration + 1 − rank (Vovk 2012, Prop. 2a).
+    """
+    if rank > calibration:
+        return 1.0, 1.0
+    a, b = (torch.tensor(float(value), dtype=torch.float64) for value in (rank, calibration + 1 - rank))
+    m, k = torch.tensor(float(test), dtype=torch.float64), torch.arange(test + 1, dtype=torch.float64)
+    log_p = _log_beta(k + a, m - k + b) - _log_beta(a, b) - _log_beta(k + 1, m - k + 1) - torch.log(m + 1)
+    below = log_p.exp().cumsum(0)
+    tail = (1 - level) / 2
+    low = int((below <= tail).sum())  # P(X < low) ≤ tail
+    high = int((1 - below > tail).sum())  # P(X > high) ≤ tail
+    return low / test, min(high, test) / test
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)

@@ -23,7 +23,7 @@ from whence.predictive.collected import CollectedPredictions
 from whence.predictive.linearised import Moments
 from whence.predictive.linearised_draws import Probes, directions_for
 from whence.predictive.predictions import Prediction
-from whence.where.novelty import unexplained_by_layer, unexplained_under, with_novelty_prior
+from whence.where.novelty_prior import unexplained_by_layer, unexplained_under, with_novelty_prior
 from whence.where.one_pass import Asked, decided, examine
 from whence.where.question import Question
 from whence.where.shares import Shares

@@ -15,37 +15,28 @@ Index legend: N inputs, B layers, n reference inputs.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from whence.engine.batches import bare
-from whence.engine.memory import remembered
-from whence.errors import BadData, BadOption, NotDefined, Notice, explains_keywords, fraction, notice
+from whence.errors import BadData, BadOption, NotDefined, Notice, explains_keywords, notice
 from whence.labels import argument_names
-from whence.linalg.gaussian import BlockGaussian
-from whence.linalg.structures import InBasis
 from whence.posteriors.base import require_posterior
 from whence.predictive.linearised_draws import Probes, check_probes
-from whence.priors import RELATIVE, RelativePrecision
 from whence.tables import SHORT, Table, html, text
-from whence.where.one_pass import shares
-from whence.where.p_values import Combination, Combine, combined, conformal
-from whence.where.question import ProbesOption, Question
-from whence.where.shares import fraction_left
+from whence.where.novelty_prior import LEFT, measured, novelty_precision, unexplained_under, with_novelty_prior
+from whence.where.p_values import Combination, Combine, conformal, p_value_among, reference_scores
+from whence.where.question import ProbesOption
+from whence.where.with_entropy import WithEntropy, entropy_of_inputs, flagged, with_entropy
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
-LEFT = 0.001  # of the training data's own curvature, unexplained under the prior of novelty
 ENOUGH = 100  # reference inputs, for p-values of 1%
-STEPS = 200  # of the bisection, at most
-VANISHING = 1e-30  # squared gradients that are unreliable in single precision
 DESCRIBED = 10  # inputs that describe() lists
 
 
@@ -60,6 +51,8 @@ class Novelty:
     p_value: Tensor  # [N], overall
     reference: Reference
     combine: str
+    entropy: Tensor | None = None  # [N], of the plain network's prediction; None if it does not predict labels
+    with_entropy: WithEntropy | None = None  # novelty and entropy as one score, with a p-value of its own
 
     def __len__(self) -> int:
         return len(self.score)
@@ -71,13 +64,7 @@ class Novelty:
 
     def flag(self, level: float = 0.01) -> Tensor:
         """Whether each input is novel, bool [N]; a fraction ``level`` of new in-distribution inputs is flagged."""
-        least = 1 / (self.reference.size + 1)
-        if not least <= level < 1:
-            raise BadOption(
-                f"level={level} is not in {least:.2g}..1: {self.reference.size} reference inputs allow no smaller "
-                "p-value. Use more of them, or a larger level."
-            )
-        return self.p_value <= level
+        return flagged(self.p_value, level, self.reference.size)
 
     def words(self, index: int, level: float = 0.01) -> str:
         """One input in words."""
@@ -123,6 +110,9 @@ class Novelty:
         """One row for each input, as a ``pandas.DataFrame``."""
         columns: dict[str, Any] = {"input": range(len(self)), "score": self.score, "p_value": self.p_value}
         columns["layer"] = self.layer
+        if self.with_entropy is not None:
+            columns |= {"entropy": self.entropy, "score_with_entropy": self.with_entropy.score}
+            columns |= {"p_value_with_entropy": self.with_entropy.p_value}
         columns |= {f"p_value:{name}": self.p_values[:, b] for b, name in enumerate(self.names)}
         columns |= {f"unexplained:{name}": self.unexplained[:, b] for b, name in enumerate(self.names)}
         return Table(columns).to_pandas()
@@ -149,6 +139,8 @@ class Novelty:
             f"{int(novel.sum()):,} of {len(self):,} inputs have p ≤ {level:.2g} (about {level * len(self):.0f} would "
             f"if none were novel; {self.reference.size:,} reference inputs, layers combined by {self.combine!r})"
         )
+        if self.with_entropy is not None:
+            head += f"; {int(self.with_entropy.flag(level).sum()):,} if entropy counts too"
         firsts = [name for name, flagged in zip(self.layer, novel.tolist(), strict=True) if flagged]
         here, usual = self.unexplained.median(0).values, self.reference.unexplained.median(0).values
         below = (self.p_values <= level).sum(0)
@@ -184,21 +176,28 @@ def novelty(
         known = known.check(posterior, probes)
     else:
         known = reference_of(posterior, known, probes=probes)
-    unexplained, _ = unexplained_by_layer(posterior, x, known.precision_for(posterior), known.probes or "exact")
-    return novelty_given(known, unexplained, chosen)
+    unexplained, _, entropy = measured(posterior, x, known.precision_for(posterior), known.probes or "exact")
+    return novelty_given(known, unexplained, chosen, entropy)
 
 
-def novelty_given(known: Reference, unexplained: Tensor, combine: Combine = Combine.GAUSS) -> Novelty:
-    """The novelty of inputs whose unexplained variance [N, B] is known."""
-    score, p_value = combined(known.unexplained, unexplained, combine)
+def novelty_given(
+    known: Reference, unexplained: Tensor, combine: Combine = Combine.GAUSS, entropy: Tensor | None = None
+) -> Novelty:
+    """The novelty of inputs whose unexplained variance [N, B] and entropy [N] are known."""
+    own, score = reference_scores(known.unexplained, unexplained, combine)
+    both = None
+    if known.entropy is not None and entropy is not None:
+        both = with_entropy((own, known.entropy), (score, entropy))
     return Novelty(
         names=known.names,
         unexplained=unexplained,
         p_values=conformal(known.unexplained, unexplained),
         score=score,
-        p_value=p_value,
+        p_value=p_value_among(own, score),
         reference=known,
         combine=combine.value,
+        entropy=entropy,
+        with_entropy=both,
     )
 
 
@@ -215,6 +214,7 @@ class Reference:
     network: str = ""  # hash of the weights
     precision: tuple[float, ...] = ()  # δ / s of every layer that follows from ``left``; empty: to be computed again
     probes: int = 0  # random output columns, the same for all inputs; 0: exact
+    entropy: Tensor | None = None  # [n], of the plain network's labels, float64 on the CPU
 
     @property
     def size(self) -> int:
@@ -251,16 +251,16 @@ def reference_of(posterior: Laplace, data: Any, *, left: float = LEFT, probes: P
     ``left`` is the share of the training data's curvature that stays unexplained under the prior of novelty.
     """
     precision = novelty_precision(posterior, left)
-    unexplained, columns = unexplained_by_layer(
-        posterior, bare(data, argument_names(posterior.network.module)), precision, probes
-    )
-    return reference_given(posterior, unexplained, precision, left, columns)
+    inputs = bare(data, argument_names(posterior.network.module))
+    unexplained, columns, entropy = measured(posterior, inputs, precision, probes)
+    return reference_given(posterior, unexplained, precision, left, columns, entropy)
 
 
 def reference_given(
-    posterior: Laplace, unexplained: Tensor, precision: tuple[float, ...], left: float = LEFT, columns: int = 0
-) -> Reference:
-    """The reference of inputs whose unexplained variance [N, B] under the prior of novelty is known."""
+    posterior: Laplace, unexplained: Tensor, precision: tuple[float, ...], left: float = LEFT, columns: int = 0,
+    entropy: Tensor | None = None,
+) -> Reference:  # fmt: skip
+    """The reference of inputs whose unexplained variance [N, B] and entropy [N] are known."""
     count = len(unexplained)
     if count < 2:
         raise BadData(f"a reference needs at least two inputs, not {count}; use {ENOUGH} or more.")
@@ -269,7 +269,7 @@ def reference_given(
             f"the reference has {count} inputs, so no p-value can be below {1 / (count + 1):.2g}; use {ENOUGH} or more."
         )
     names = tuple(b.name for b in posterior.blocks)
-    return Reference(names, unexplained, left, posterior.network.hash, precision, columns)
+    return Reference(names, unexplained, left, posterior.network.hash, precision, columns, entropy)
 
 
 def with_reference(
@@ -287,103 +287,12 @@ def with_reference(
             found = known(weak)
             if found is None:
                 return replace(posterior, reference=reference_of(posterior, validation))
-            return replace(posterior, reference=reference_given(posterior, unexplained_under(weak, *found), precision))
+            unexplained, entropy = unexplained_under(weak, *found), entropy_of_inputs(posterior, validation)
+            reference = reference_given(posterior, unexplained, precision, entropy=entropy)
+            return replace(posterior, reference=reference)
         except (NotDefined, BadData):
             return posterior
 
 
 def _few(names: tuple[str, ...]) -> str:
     return ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-# The prior of novelty
-
-
-def unexplained_by_layer(
-    posterior: Laplace, x: Any, precision: tuple[float, ...], probes: ProbesOption = "auto"
-) -> tuple[Tensor, int]:
-    """What is unexplained under the prior of novelty, [N, B], and the number of random columns (0 if exact).
-
-    The columns are the same for all inputs, so the result is a fixed function of the input and p-values stay valid.
-
-    Where an input's gradients in a layer vanish (it saturates, or all its units are off) the ratio is 0 / 0. It counts
-    as 1: the training data give no information about it.
-    """
-    weak, x = with_novelty_prior(posterior, precision), posterior.network.only_inputs(x)
-    found = shares(weak, x, Question(probes=check_probes(probes), same_columns=True))
-    return unexplained_under(weak, found.variance, found.prior), found.question.random_columns or 0
-
-
-def unexplained_under(weak: Laplace, variance: Tensor, prior: Tensor) -> Tensor:
-    """The unexplained part [N, B] from the variance under the prior of novelty; 1 where gradients vanish."""
-    deltas = [delta for gaussian, blocks in weak.gaussians() for delta in [gaussian.delta] * len(blocks)]
-    steepness = prior * torch.tensor(deltas, dtype=torch.float64)  # Σ_k J_b D⁻¹ J_bᵀ
-    return torch.where(steepness > VANISHING, fraction_left(variance, prior), 1.0)
-
-
-def with_novelty_prior(posterior: Laplace, precision: tuple[float, ...]) -> Laplace:
-    """The posterior under the prior of novelty: δ / s of every layer as given."""
-    posterior, factors = _with_novelty_shape(posterior), {}
-    for block, wanted in zip(posterior.blocks, precision, strict=True):
-        group = posterior.blocks if posterior.curvature.joint else [block]
-        factor = wanted * posterior.scale / posterior.block_prior(group).delta
-        factors.update({p.name: factor for p in block.params})
-    return replace(posterior.under(posterior.prior.scaled_by(factors)), tuning=None)
-
-
-@remembered
-def _with_novelty_shape(posterior: Laplace) -> Laplace:
-    """The posterior with the prior shape of novelty."""
-    fixed = any(isinstance(s, InBasis) for s in posterior.curvature.structures)
-    prior = posterior.prior
-    if isinstance(prior, RelativePrecision):
-        prior = prior.levelled()
-    elif not fixed and all(b.name in posterior.curvature.signals for b in posterior.blocks):
-        prior = posterior.resolved(RELATIVE)
-    return replace(posterior.under(prior), tuning=None)
-
-
-def novelty_precision(posterior: Laplace, left: float = LEFT) -> tuple[float, ...]:
-    """δ / s of every layer with tr[H' δ (s H' + δ)⁻¹] / tr H' = ``left``."""
-    posterior = require_posterior(posterior, "the posterior of novelty").as_laplace("novelty")
-    if posterior.curvature.keep is not None:
-        raise NotDefined("novelty of a subnetwork mask is not defined; select whole layers instead.")
-    fraction(left, "left", f"{LEFT} is the default")
-    found: list[float] = []
-    for gaussian, blocks in _with_novelty_shape(posterior).gaussians():
-        found += [_delta(gaussian, left) / posterior.scale] * len(blocks)
-    return tuple(found)
-
-
-def _delta(gaussian: BlockGaussian, left: float) -> float:
-    """Find δ by Newton's method in log δ, with bisection if a step leaves the bracket."""
-    values = gaussian.spectral.values.double()
-    weights = values.clamp(min=0)
-    total, top = weights.sum(), float(values.max()) * gaussian.scale
-    if not top > 0:
-        return gaussian.delta  # no curvature: nothing is explained under any prior
-    least = max(-gaussian.spectral.lowest * gaussian.scale * (1 + 1e-6), top * 1e-14)
-    low, high = math.log(least), math.log(max(top, least) * 1e6)
-    wide = replace(gaussian, spectral=_in_double(gaussian, values))
-    at = after = (low + high) / 2
-    for step in range(STEPS):
-        delta = math.exp(at)
-        rest = delta / replace(wide, delta=delta).precision
-        part, slope = (torch.stack([(weights * rest).sum(), (weights * rest * (1 - rest)).sum()]) / total).tolist()
-        low, high = (at, high) if part < left else (low, at)
-        newton = at - math.log(part / left) * part / slope if part > 0 and slope > 0 else low
-        after = newton if low < newton < high and step % 4 != 3 else (low + high) / 2
-        if high - low < 1e-12 or abs(after - at) < 1e-13:
-            break
-        at = after
-    return math.exp(after)
-
-
-def _in_double(gaussian: BlockGaussian, values: Tensor) -> Any:
-    """The decomposition with eigenvalues in double precision; its vectors are not needed."""
-    changes: dict[str, Any] = {"values": values}
-    for name in ("left_values", "right_values"):
-        found = getattr(gaussian.spectral, name, None)
-        if isinstance(found, Tensor):
-            changes[name] = found.double()
-    return replace(gaussian.spectral, **changes)  # type: ignore[type-var]

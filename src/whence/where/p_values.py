@@ -21,6 +21,7 @@ from torch import Tensor
 from whence.engine.options import Option
 
 Combination = Literal["auto", "gauss", "fisher", "smallest", "cauchy"]
+Scale = Callable[[Tensor], Tensor]
 TAIL = 0.1  # fraction of the reference that the tail is fitted to
 ROUNDING = 1e-6  # relative difference of unexplained below which values are ties
 TIE = 1e-5  # the same for log-odds
@@ -50,15 +51,25 @@ def conformal(reference: Tensor, values: Tensor) -> Tensor:
     return (1 + _at_least(reference, values)).double() / (len(reference) + 1)
 
 
-def combined(reference: Tensor, values: Tensor, how: Combine) -> tuple[Tensor, Tensor]:
+def combined(reference: Tensor, values: Tensor, how: Combine, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
     """One score [N] for the values of all layers [N, B], higher where they are more unusual, and its p-value [N]."""
-    own, scores = reference_scores(reference, values, how)
-    return scores, conformal(own.unsqueeze(1), scores.unsqueeze(1)).squeeze(1)
+    own, scores = reference_scores(reference, values, how, scale)
+    return scores, p_value_among(own, scores)
 
 
-def reference_scores(reference: Tensor, values: Tensor, how: Combine) -> tuple[Tensor, Tensor]:
-    """Scores of the reference inputs [n], each computed without itself, and of the values [N]."""
-    tail = Tail.of(reference)
+def p_value_among(own: Tensor, scores: Tensor) -> Tensor:
+    """The p-values [N] of scores [N] among those of the reference [n]."""
+    return conformal(own.unsqueeze(1), scores.unsqueeze(1)).squeeze(1)
+
+
+def reference_scores(
+    reference: Tensor, values: Tensor, how: Combine, scale: Scale | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scores of the reference inputs [n], each computed without itself, and of the values [N].
+
+    ``scale``: in which tails are exponential; by default the log-odds of fractions.
+    """
+    tail = Tail.of(reference, scale or log_odds)
     return COMBINATIONS[how](tail.evidence_of_reference(), tail.evidence(values))
 
 
@@ -72,6 +83,11 @@ def _at_least(reference: Tensor, values: Tensor) -> Tensor:
 # Evidence
 
 
+def unchanged(values: Tensor) -> Tensor:
+    """The scale of scores that have no upper bound."""
+    return values
+
+
 def log_odds(unexplained: Tensor) -> Tensor:
     """log u / (1 − u), clamped to what float64 can distinguish from 0 and 1."""
     return torch.logit(unexplained.double().clamp(1e-300, 1 - 1e-15))
@@ -83,12 +99,13 @@ class Tail:
 
     reference: Tensor  # [n, B]
     top: Tensor  # [k + 2, B], the largest log-odds
+    scale: Scale = log_odds
 
     @classmethod
-    def of(cls, reference: Tensor) -> Tail:
+    def of(cls, reference: Tensor, scale: Scale = log_odds) -> Tail:
         count = max(1, min(int(TAIL * len(reference)), len(reference) - 2))
-        ordered = log_odds(reference).sort(0, descending=True).values
-        return cls(reference, torch.cat([ordered, ordered[-1:]])[: count + 2])
+        ordered = scale(reference).sort(0, descending=True).values
+        return cls(reference, torch.cat([ordered, ordered[-1:]])[: count + 2], scale)
 
     @property
     def count(self) -> int:
@@ -100,12 +117,12 @@ class Tail:
         start = self.top[-2]
         mean = (self.top[:-2] - start).mean(0)
         p = conformal(self.reference, values) if p is None else p
-        return self._joined(p, log_odds(values) - start, mean)
+        return self._joined(p, self.scale(values) - start, mean)
 
     def evidence_of_reference(self) -> Tensor:
         """The same of each reference input, with ranks, start and mean excess of the others, [n, B]."""
         start = self.top[-1]
-        over = log_odds(self.reference) - start
+        over = self.scale(self.reference) - start
         mean = ((self.top[:-1] - start).sum(0) - over) / self.count
         p = _at_least(self.reference, self.reference).double() / (len(self.reference) + 1)
         return self._joined(p, over, mean)

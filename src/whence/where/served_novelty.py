@@ -23,7 +23,8 @@ from whence.errors import BadData, NotDefined, TooLarge, notice
 from whence.likelihoods import Categorical, Likelihood
 from whence.predictive.difference import PIECE
 from whence.predictive.sampled import BATCH
-from whence.where.novelty import ENOUGH, novelty_precision, with_novelty_prior
+from whence.where.novelty import ENOUGH
+from whence.where.novelty_prior import novelty_precision, with_novelty_prior
 from whence.where.p_values import ROUNDING, Tail, fisher
 
 if TYPE_CHECKING:

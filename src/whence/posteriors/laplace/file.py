@@ -30,6 +30,7 @@ from whence.recording.roles import Description, Role
 if TYPE_CHECKING:
     from whence.where.novelty import Reference
 
+REFERENCE = {"unexplained": "reference", "entropy": "reference.entropy"}  # fields that are tensors, by name in a file
 Tensors = dict[str, Tensor]
 Meta = dict[str, Any]
 
@@ -48,7 +49,7 @@ def to_plain(posterior: Laplace) -> tuple[Tensors, Meta]:
     if curvature.keep is not None:
         tensors["keep"] = curvature.keep
     if reference is not None:
-        tensors["reference"] = reference.unexplained
+        tensors |= {n: value for k, n in REFERENCE.items() if (value := getattr(reference, k)) is not None}
     decompositions = []
     for i, spectral in enumerate(posterior.spectra):
         if not isinstance(spectral, spectra.DiagonalSpectral):  # a diagonal is cheap to decompose again
@@ -155,7 +156,7 @@ def _signals(descriptions: Meta, tensors: Tensors) -> Signals:
 
 def _plain_reference(reference: Reference) -> Meta:
     """Its plain fields; the values are saved as a tensor, names and network belong to the posterior."""
-    return {k: v for k, v in vars(reference).items() if k not in ("names", "unexplained", "network")}
+    return {k: v for k, v in vars(reference).items() if k not in ("names", "network", *REFERENCE)}
 
 
 def _reference(meta: Meta, tensors: Tensors, blocks: tuple[Block, ...], network: Network) -> Reference | None:
@@ -165,7 +166,8 @@ def _reference(meta: Meta, tensors: Tensors, blocks: tuple[Block, ...], network:
         return None
     plain: Meta = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["reference"].items()}
     names = tuple(b.name for b in blocks)
-    return Reference(names=names, unexplained=tensors["reference"].double().cpu(), network=network.hash, **plain)
+    kept: Meta = {k: tensors[name].double().cpu() for k, name in REFERENCE.items() if name in tensors}
+    return Reference(names=names, network=network.hash, **kept, **plain)
 
 
 def _block(values: Meta) -> Block:

@@ -235,6 +235,8 @@ class NoveltyOfSet:
     flagged: Number
     layers: tuple[LayerQuantiles, ...]
     p_values: Histogram | None
+    flagged_with_entropy: Number = None  # by novelty and the plain network's entropy together
+    flagged_combined: Number = None  # by all detectors together
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,27 @@ class Detector:
 
 
 @dataclass(frozen=True)
+class DetectorChoice:
+    """Which detector of novel inputs is recommended; with out-of-distribution data, how it compares with others."""
+
+    recommended: str  # its name: the usual one, or the best on these inputs if that is better beyond chance
+    label: str
+    usual: str  # what is recommended where nothing is known about novel inputs
+    words: Sentences
+    limits: Sentences
+    best: str | None = None  # the largest AUROC on the out-of-distribution data
+    lead: Estimate | None = None  # its AUROC minus that of the next one, paired
+    best_other: str | None = None  # the best that does not use novelty by layer
+    difference: Estimate | None = None  # AUROC of the usual detector minus that of ``best_other``, paired
+    outcome: Literal["better", "worse", "tied"] | None = None  # what the interval of the difference says
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether a detector without novelty by layer is better than the usual one, beyond chance."""
+        return self.outcome == "worse"
+
+
+@dataclass(frozen=True)
 class Novelty:
     """Novelty of inputs relative to the training data."""
 
@@ -257,6 +280,7 @@ class Novelty:
     sets: tuple[NoveltyOfSet, ...]
     detectors: tuple[Detector, ...] | None
     words: Sentences
+    choice: DetectorChoice | None = None
 
 
 @dataclass(frozen=True)

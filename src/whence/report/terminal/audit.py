@@ -167,7 +167,8 @@ def _novelty(novelty: Novelty) -> RenderableType:
         table = new_table("detector", "AUROC>", "FPR at 95%>")
         for row in novelty.detectors:
             add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95))
-    return section("Novelty", table, novelty.words)
+    words = novelty.words if novelty.choice is None else (*novelty.words, *novelty.choice.words)
+    return section("Novelty", table, words)
 
 
 def _next_steps(steps: Sequence[NextStep]) -> RenderableType:
