@@ -124,3 +124,30 @@ def test_rounding_of_the_gradients_costs_no_rule_and_refuses_no_input(half: bool
     assert kinds["last"] == "kron"
     assert (kinds.get("first") == "kron") is not half
     posterior.predict(x)
+
+
+class OftenOff(nn.Module):
+    """A layer over the positions of a sequence whose units are all off for inputs below a limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(2, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.mix(x)).mean(1))
+
+
+def test_inputs_that_switch_a_layer_off_are_no_contradiction() -> None:
+    """With as many positions as inputs and no gradient, nothing says which dimension counts the inputs."""
+    torch.manual_seed(0)
+    model = OftenOff().double()
+    with torch.no_grad():
+        model.mix.weight.copy_(model.mix.weight.abs())
+        model.mix.bias.fill_(0.1)
+    x = torch.rand(12, 4, 2, dtype=torch.float64)
+    posterior = whence.laplace(model, (x, torch.randint(2, (12,))), likelihood="classification", progress=False)
+    off = -10 - torch.rand(4, 4, 2, dtype=torch.float64)
+    together, alone = posterior.predict(off), [posterior.predict(off[i : i + 1]) for i in range(4)]
+    torch.testing.assert_close(together.logit_cov, torch.cat([one.logit_cov for one in alone]))
+    shares = {row.name: row.variance_share for row in posterior.where(off).layers}
+    assert shares["mix"] == 0 and shares["head"] == 1

@@ -267,11 +267,15 @@ def _of_recurrent(block: Block, weights: Mapping[str, Tensor], signal: Signal, f
         number = p.shape[1] + (bias is not None)
         own = weights[p.name].square().unsqueeze(0)
         energy, worth, known = separable_scales(own, 1, mean, torch.tensor([external]), number, floor)
-        if not known:
-            energy, worth, note = torch.ones_like(energy) * number, torch.ones_like(worth), _zeros(block)
-        found[p.name] = number / energy[0].unsqueeze(1) * worth[0]
+        rows, columns = number / energy[0], torch.cat([worth[0], worth.new_ones(1)])  # 1: the bias's input
+        if not known and not bool(own.any()):
+            rows, columns, note = torch.ones_like(rows), torch.ones_like(columns), _zeros(block)
+        elif not known:
+            shape = _without_signal(weights[p.name].unsqueeze(0), None if bias is None else weights[bias].unsqueeze(0))
+            rows, columns = shape.rows[0], shape.columns[0]
+        found[p.name] = rows.unsqueeze(1) * columns[: p.shape[1]]
         if bias is not None:
-            found[bias] = number / energy[0]
+            found[bias] = rows * columns[-1]
     rest = {p.name: 1 / _filled(_two_way(weights[p.name], False)) for p in block.params if p.name not in found}
     return PerWeight(torch.cat([(found | rest)[p.name].reshape(-1) for p in block.params])), note
 

@@ -26,6 +26,7 @@ from whence.recording.recorder import TOLERANCE, Pass, Recorder, Ref, Use, densi
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
 MISMATCH = "its gradient is not the sum over its recognised calls"
+DEAD = "no gradient reaches it, and several of its dimensions may count the examples"
 CHECKED = 8  # examples of the first batch that are checked
 PASSED_ON = {  # functions that keep the outputs of a layer, or shift all classes alike
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "TransposeBackward0", "PermuteBackward0",
@@ -247,8 +248,9 @@ def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
         if layout is not None:
             found.layouts[use.key] = layout
             continue
+        dead = not bool(grads[i].any())
         for ref in use.refs:
-            found.unexplained[ref.name] = "it acts on values that the examples of a batch share"
+            found.unexplained[ref.name] = DEAD if dead else "it acts on values that the examples of a batch share"
 
 
 def check_gradients(

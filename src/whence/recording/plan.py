@@ -17,7 +17,7 @@ from whence.functional import Network
 from whence.recording.blocks import Block, GradientSource, partition
 from whence.recording.calls import Recording
 from whence.recording.gradients import PerExample
-from whence.recording.layout import Inspection, Layout, Place, check_gradients, contradicted, inspect, lead_shape
+from whence.recording.layout import DEAD, Inspection, Layout, Place, check_gradients, contradicted, inspect, lead_shape
 from whence.recording.recorder import Pass, Recorder, Use, forward
 from whence.recording.roles import Description, describe
 
@@ -126,7 +126,8 @@ class Plan:
         inputs = map_tensors(Tensor.detach, inputs)
         self.network.find_caches(take(inputs, slice(0, 2)))
         if thoroughly:
-            self._refuse(inspect(self.network, self.network.selected, inputs).unexplained)
+            otherwise = inspect(self.network, self.network.selected, inputs).unexplained
+            self._refuse({name: reason for name, reason in otherwise.items() if reason != DEAD})
         few = take(inputs, slice(0, CONFIRMED))
         for use in none_if_out_of_memory(partial(contradicted, self.network, few, self.layout_of)) or []:
             self._refuse(dict.fromkeys(self._own_parameters(use), "its rows belong to other examples"))
