@@ -33,6 +33,7 @@ from whence.auditing.units import read_outputs
 from whence.auditing.verdict import PENDING, judged
 from whence.auditing.weight_maps import weight_maps
 from whence.curvature.options import CurvatureKind
+from whence.engine.memory import with_sizes
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, explains_keywords, one_of
@@ -63,6 +64,7 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
 }
 
 
+QUESTIONS = 20  # about shares of each set
 QUICK = (300, 300, 6)  # examples of a set, inputs behind shares, inputs shown
 QUICK_TUNED = 250  # validation inputs for tuning
 IF_GIVEN = ("comparison", "groups")  # sections that are left out without a word unless their data are given
@@ -157,7 +159,7 @@ def audit(
         curvature = "mc" if sampled else curvature
     examine = [] if NEED_SHARES.isdisjoint(chosen) else ["examine"]
     steps = ["data", "fit", *(["tune"] if validation is not None and tune else []), *examine, *chosen]
-    with progress_over(steps, progress, on_step, on_left) as log:
+    with progress_over(steps, progress, on_step, on_left) as log, with_sizes(questions=QUESTIONS):
         with log.step("data"):
             sets: Sets = {
                 "test": read_examples(test, "test", examples, of=model),

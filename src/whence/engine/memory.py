@@ -72,6 +72,7 @@ class Sizes:
     cuda_reduction: int = 4096  # kernels for small results of long sums keep few processors busy
     exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute
     cuda_exact: int = 2 * 10**14
+    questions: int = 1  # about the same inputs, that share this work: an audit asks many
 
     def one_tensor(self, device: torch.device) -> int:
         """Bytes that one intermediate tensor may take on a device."""
@@ -82,8 +83,12 @@ class Sizes:
         return self.cuda_reduction if device.type == "cuda" else self.reduction
 
     def exact_work(self, device: torch.device) -> int:
-        """Multiplications up to which an answer is exact."""
+        """Multiplications up to which a prediction is exact."""
         return self.cuda_exact if device.type == "cuda" else self.exact
+
+    def exact_shares(self, device: torch.device) -> int:
+        """Multiplications up to which shares and novelty are exact."""
+        return self.exact_work(device) // self.questions
 
 
 _sizes: ContextVar[Sizes] = ContextVar("sizes", default=Sizes())  # noqa: B039

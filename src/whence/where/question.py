@@ -75,7 +75,7 @@ class Question:
         if self.random_columns is not None:
             return self
         work = BACKWARD * exact * inputs * one.multiplications
-        if work <= sizes().exact_work(outputs.device):
+        if work <= sizes().exact_shares(outputs.device):
             return replace(self, probes=Probes.EXACT)
         notice(
             f"{what} uses {count} random columns for each input instead of all {exact:,} outputs and gives standard "
