@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 import whence
 from tests.auditing.cases import classification, regression, trained
+from whence.auditing.deferral import _target_words
 from whence.errors import BadOption, Notice
+from whence.report.record.audit import Chosen, DeferralRule, Reached
+from whence.report.record.common import Estimate
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +130,21 @@ def test_no_ranking_of_numbers_is_said() -> None:
     audit = whence.audit(posterior, test=given.test, validation=given.validation, sections=["deferral"], progress=False)
     words = audit.record["deferral"]["words"][0]
     assert ("does not show which answers" in words) == (audit.posterior.prior_precision > 1e6)
+
+
+def rule(value: float, low: float, high: float) -> DeferralRule:
+    error = Estimate(value, low, high, 0.95, 400)
+    reached = Reached(Estimate(0.8, 0.7, 0.9, 0.95, 500), error, None)
+    return DeferralRule("max_error", 0.05, 0.95, 0.3, "some", Chosen(0.8, 0.04), reached)
+
+
+def test_a_target_that_the_test_data_miss_is_explained() -> None:
+    assert list(_target_words([])) == []
+    assert len(list(_target_words([rule(0.04, 0.02, 0.06)]))) == 1, "it is met: nothing to explain"
+    _, words = _target_words([rule(0.052, 0.03, 0.07)])
+    assert words == (
+        "For the target of 5.0% the test data show 5.2% (95% interval 3.0% to 7.0%, n = 400), which agrees with the "
+        "target."
+    )
+    _, words = _target_words([rule(0.09, 0.07, 0.12)])
+    assert "significantly more" in words and "one of the 5% of choices that fail" in words

@@ -139,4 +139,26 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
         f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}{unit}."
     )
     if found.is_rate and found.labels is None:
-        yield ("For a target error rate, the threshold keeps it with 95% confidence on the validation data.")
+        yield from _target_words([row for row in found.rows if not row.by_coverage])
+
+
+def _target_words(rows: list[DeferralRule]) -> Iterator[str]:
+    """What targets for the error rate mean, and what the test data say about them."""
+    if not rows:
+        return
+    yield (
+        "A threshold for a target error rate is chosen so that the true error rate of the inputs kept is at most the "
+        f"target in at least {CONFIDENCE:.0%} of such choices, if new inputs are like the validation data."
+    )
+    for row in rows:
+        error = row.test.error
+        if error is None or error.value is None or error.value <= row.target or error.low is None or error.high is None:
+            continue
+        interval = f"{error.value:.1%} (95% interval {error.low:.1%} to {error.high:.1%}, n = {error.count:,})"
+        if error.low <= row.target:
+            yield f"For the target of {row.target:.1%} the test data show {interval}, which agrees with the target."
+        else:
+            yield (
+                f"For the target of {row.target:.1%} the test data show {interval}, significantly more: either this is "
+                f"one of the {1 - CONFIDENCE:.0%} of choices that fail, or test and validation data differ."
+            )
