@@ -177,8 +177,8 @@ def _coverage_words(what: str, row: ConformalRow, inputs: int) -> str:
         return f"{words}."
     if value < low:
         return (
-            f"{words}; by chance it would be {low:.1%} to {high:.1%}. Test and validation inputs do not seem to come "
-            "from the same source, and the guarantee does not hold for these."
+            f"{words}; in 95 of 100 cases it would be {low:.1%} to {high:.1%}. Test and validation inputs may not come "
+            "from the same source; if they do not, the guarantee does not hold for the test data."
         )
     more = "; more than chance explains, as happens if many scores are equal" if value > high else ", as expected"
     return f"{words}{more} (by chance {low:.1%} to {high:.1%})."

@@ -132,16 +132,25 @@ class Judge:
         )
         if found.low is None or found.high is None or found.low <= rules.ece_negligible:
             few = found.high is None or found.high > rules.too_wide
-            doubt = f"{'too few inputs to judge' if few else 'not statistically significant'} (n = {found.count:,})"
-            return Point("Calibration", f"{words}; {doubt}.", "unknown" if few else "good", "calibration", rule)
+            doubt = "too few inputs to judge" if few else self._lean() or "not statistically significant"
+            words = f"{words}; {doubt} ({self._count(found)})."
+            return Point("Calibration", words, "unknown" if few else "good", "calibration", rule)
         tone: Tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"
-        return Point("Calibration", f"{words}{self._lean()}.", tone, "calibration", rule)
+        lean = self._lean()
+        return Point("Calibration", f"{words}{f'; {lean}' if lean else ''}.", tone, "calibration", rule)
 
     def _lean(self) -> str:
         """Over- or underconfidence, if it is significant."""
         found = None if self.record.quality is None else self.record.quality.overconfidence
         side = significant_sign(found)
-        return "" if not side else f"; it is {'over' if side > 0 else 'under'}confident"
+        if not side or found is None or found.value is None:
+            return ""
+        return f"overall it is {'over' if side > 0 else 'under'}confident by {abs(found.value):.1%}"
+
+    def _count(self, found: Estimate) -> str:
+        """n, of labels where inputs have several."""
+        inputs = self.record.data.test.inputs if self.record.data.test else found.count
+        return f"n = {found.count:,}" + (f" labels of {inputs:,} inputs" if found.count > inputs else "")
 
     def _with_classes(self, point: Point) -> Point:
         """The point, graded down where the probability of a class is off by a large part of its frequency."""
