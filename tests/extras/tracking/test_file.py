@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import signal
@@ -16,11 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+import whence
 from tests.extras.tracking.cases import small, two_classes
 from tests.processes import process
 from whence.errors import BadData, BadFile, BadOption, NotDefined, NothingSelected, Notice, UnsupportedLayer
 from whence.extras.tracking.records import TrackedLayer, TrackFile, TrackRecord, read
-from whence.extras.tracking.track import Track, track
+from whence.extras.tracking.track import Track
+
+track = functools.partial(whence.track, every=1)
 
 
 def test_reopened_track_is_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -16,7 +17,9 @@ from tests.extras.tracking.cases import COLUMNS, SHARES, same_as, small, train_s
 from whence.errors import BadData, BadOption, NotDefined, Notice
 from whence.extras.tracking.records import TrackedLayer, TrackRecord
 from whence.extras.tracking.subset import gather
-from whence.extras.tracking.track import Track, track
+from whence.extras.tracking.track import Track
+
+track = functools.partial(whence.track, every=1)
 
 
 @pytest.mark.parametrize(

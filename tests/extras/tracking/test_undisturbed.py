@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import whence
 from tests.extras.tracking.cases import same_as, small, train_step, two_classes, unquiet
-from whence.extras.tracking.track import track
+
+track = functools.partial(whence.track, every=1)
 
 
 def state_of(net: nn.Module) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def track(
     *,
     likelihood: Likelihood | LikelihoodName,
     probe: Any = None,
-    every: int | Literal["auto"] = 1,
+    every: int | Literal["auto"] = "auto",
     structure: Literal["full", "block", "kron", "ekfac", "diag", "lowrank"] = "kron",
     curvature: Literal["auto", "ggn", "mc", "empirical", "kfra", "hessian"] = "auto",
     draws: int = DRAWS,
@@ -59,7 +59,7 @@ def track(
         probe: inputs, or a pair (inputs, targets), on which shares and uncertainties are measured; 64 examples of
             the subset by default. Its time grows with the number of inputs.
         every: number of steps between records. ``"auto"`` records at the first step, and later at those at which all
-            records together take at most a fifth of the time of the training.
+            records together take at most a fifth of the time of the training; 1 records every step.
         structure: structure of the curvature, as for :func:`whence.laplace`.
         curvature: as for :func:`whence.laplace`, but ``"auto"`` is exact only up to 20 outputs, and sampled above.
         draws: label draws for each example of a sampled curvature, the same at every record.

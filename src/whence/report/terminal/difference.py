@@ -63,7 +63,7 @@ def _values(title: str, values: Sequence[ChangedValue], wide: bool, every: bool 
         add_row(table, name, *cells, Text(row.judgement, style=STYLES.get(row.judgement, "dim")))
     left = [f"{changed - len(rows)} more changed within chance"] if changed > len(rows) else []
     left += [f"{len(values) - changed} did not change"] if len(values) > changed else []
-    return section(title, table if rows else None, (), "; ".join(["95 % intervals", *left]))
+    return section(title, table if rows else None, (), "; ".join(["95% intervals", *left]))
 
 
 def _layers(rows: Sequence[ChangedLayer]) -> RenderableType:
