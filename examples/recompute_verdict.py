@@ -22,7 +22,9 @@ def auroc_tone(found, good, poor):
 def independence(record, rules, metrics):
     overlap, test = record["data"].get("overlap"), record["data"]["test"]
     if overlap and overlap["test"] is not None and test:
-        return graded(overlap["test"] / test["inputs"], rules["duplicates_mixed"], rules["duplicates_poor"])
+        held = record["data"]["validation"]
+        parts = [overlap["test"] / test["inputs"], (overlap["validation"] or 0) / held["inputs"] if held else 0.0]
+        return graded(max(parts), rules["duplicates_mixed"], rules["duplicates_poor"])
 
 
 def guessing(record, rules, metrics):
@@ -51,6 +53,12 @@ def class_error(row, rules):
     return least / rarer if least > rules["ece_negligible"] else 0.0
 
 
+def apart(found, level):
+    """How far a coverage is from its level at least."""
+    low, high = (found["value"] if found[end] is None else found[end] for end in ("low", "high"))
+    return abs(min(max(level, low), high) - level)
+
+
 def calibration(record, rules, metrics):
     ece, coverage = metrics.get("ece"), metrics.get("coverage")
     if ece:
@@ -64,9 +72,12 @@ def calibration(record, rules, metrics):
         return tone
     if coverage and coverage["value"] is not None:
         low, high = (coverage["value"] if coverage[end] is None else coverage[end] for end in ("low", "high"))
-        least = abs(min(max(0.95, low), high) - 0.95)
-        tone = graded(least, rules["coverage_good"], rules["coverage_poor"])
-        return "unknown" if tone == "good" and high - low > 2 * rules["too_wide"] else tone
+        tone = graded(apart(coverage, 0.95), rules["coverage_good"], rules["coverage_poor"])
+        tone = "unknown" if tone == "good" and high - low > 2 * rules["too_wide"] else tone
+        rows = (record["quality"].get("numbers") or {}).get("coverage", [])
+        least, level = max(((apart(row["bayesian"], row["level"]), row["level"]) for row in rows), default=(0.0, 0.95))
+        worst = graded(least, rules["coverage_good"], rules["coverage_poor"])
+        return tone if level == 0.95 or worst == "good" or tone == "poor" else worst
 
 
 def errors(record, rules, metrics):

@@ -126,7 +126,7 @@ def test_a_class_and_a_broken_assumption_are_named_only_if_significant(shift: fl
     section = audited(given, classes=["a", "b", "third"]).results.conformal
     assert section is not None
     text = " ".join(section.words)
-    assert ("`third` in only" in text) == bool(shift)
+    assert ("For `third` they hold the truth in only" in text) == bool(shift)
     assert ("may not come from the same source" in text) == bool(shift)
     assert ("as expected" in text) == (not shift)
 

@@ -19,15 +19,15 @@ from whence.auditing.label_tables import in_the_large_row
 from whence.auditing.leading_layer import leading_layer
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
-from whence.auditing.verdict import overall
+from whence.auditing.verdict import judged, overall
 from whence.errors import BadOption
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Quality
-from whence.report.record.common import Estimate
+from whence.report.record.common import Estimate, SetSize
 from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Sensitivity, Shares
-from whence.report.record.verdict import JUDGED, Guessing, Point, VerdictRules
+from whence.report.record.verdict import JUDGED, Guessing, Overlap, Point, VerdictRules
 
 
 def sensitivity(shares: dict[float, dict[str, float]]) -> list[Sensitivity]:
@@ -255,7 +255,7 @@ def test_the_gain_is_judged_against_the_recalibrated_network() -> None:
     assert alone is not None and alone.tone == "good" and "the plain network" in alone.words
     baseline = Baseline("temperature scaling", "temperature 1.7", 300)
     beside = judge(quality=Quality((nll,), None, None, (), baseline)).gain()
-    assert beside is not None and beside.tone == "mixed"
+    assert beside is not None and beside.tone == "note"
     assert beside.words == (
         "No significant change in log loss compared with the plain network after temperature scaling (+0.01 nats, 95% "
         "interval −0.01 to +0.03)."
@@ -299,3 +299,43 @@ def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
     weak = [detector("mahalanobis", 1.0), detector("novelty", 0.6), detector("entropy", 0.5)]
     point = judge(novelty=SimpleNamespace(detectors=weak, choice=None)).novelty()
     assert point is not None and point.tone == "poor"
+
+
+def levels(found: dict[float, tuple[float, float, float]]) -> Any:
+    rows = [SimpleNamespace(level=level, bayesian=Estimate(*one, 0.95, 500)) for level, one in found.items()]
+    return SimpleNamespace(coverage=rows)
+
+
+@pytest.mark.parametrize(
+    ("half", "tone", "words"),
+    [
+        ((0.5, 0.46, 0.54), "good", None),
+        ((0.58, 0.54, 0.62), "mixed", "too wide"),
+        ((0.3, 0.26, 0.34), "poor", "too narrow"),
+    ],
+)
+def test_intervals_of_other_levels_count(half: tuple[float, float, float], tone: str, words: str | None) -> None:
+    found = Estimate(0.95, 0.93, 0.97, 0.95, 500)
+    metric = Metric("coverage", "Coverage", "0.95", "", found, found, None)
+    numbers = levels({0.5: half, 0.95: (0.95, 0.93, 0.97)})
+    point = judge(quality=Quality((metric,), None, None, (), numbers=numbers)).calibration()
+    assert point is not None and point.tone == tone
+    assert words is None or (f"its 50% intervals contain {half[0]:.1%}" in point.words and words in point.words)
+
+
+def test_validation_inputs_of_the_training_data_count() -> None:
+    sizes = {"test": SetSize(100, False), "validation": SetSize(200, False)}
+    data = replace(template().data, **sizes, overlap=Overlap(1000, 0, 12))
+    point = judge(data=data).independence()
+    assert point is not None and point.tone == "poor" and "Of 200 validation inputs 12 (6.0%) do." in point.words
+
+
+def test_what_to_do_next_is_in_order_and_has_numbers() -> None:
+    data = replace(template().data, test=SetSize(100, False), overlap=Overlap(1000, 50, None))
+    guess = Guessing("always predicting x", 0.67, Estimate(0.4, 0.3, 0.5, 0.95, 500), 0.6, "healthy")
+    section = Quality((accuracy(0.5, 0.45, 0.55),), None, None, (), guessing=guess)
+    steps = judged(replace(template(), data=data, quality=section), VerdictRules()).next_steps
+    assert steps is not None and "also in the training data" in steps[0].words and "50 of 100" in steps[0].because
+    order = {"poor": 0, "mixed": 1, "note": 2}
+    tones = [order[step.tone] for step in steps]
+    assert tones == sorted(tones) and all(step.because for step in steps)

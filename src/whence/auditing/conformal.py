@@ -27,8 +27,10 @@ LEVELS = (0.9, 0.95)
 MANY = 100  # no table by class above it
 FEW = 5  # test inputs of a class, below which it has no row
 ABOUT = {
-    Score.PROBABILITY: "The set of an input are the answers whose probability is not below a threshold.",
-    Score.CUMULATIVE: "The set of an input are its most probable answers, until their probability reaches a threshold.",
+    Score.PROBABILITY: "The set contains every answer whose probability reaches a threshold.",
+    Score.CUMULATIVE: (
+        "The set contains the most probable answers, until their probabilities together reach a threshold."
+    ),
     Score.NORMALISED: "The interval is the predicted mean plus and minus a multiple of the predicted standard "
     "deviation.",
     Score.ABSOLUTE: "The interval is the predicted mean plus and minus a fixed distance.",
@@ -159,8 +161,9 @@ def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[Conforma
         worst = _worst(row)
         if worst is not None:
             yield (
-                f"They hold the truth of `{worst.name}` in only {worst.coverage.value:.1%} of {worst.coverage.count:,} "
-                f"test inputs ({100 * worst.coverage.level:.4g}% interval {worst.coverage.low:.1%} to "
+                f"For `{worst.name}` they hold the truth in only {worst.coverage.value:.1%} of "
+                f"{worst.coverage.count:,} "
+                f"test cases ({100 * worst.coverage.level:.4g}% interval {worst.coverage.low:.1%} to "
                 f"{worst.coverage.high:.1%}): the guarantee is for all inputs together."
             )
 

@@ -134,10 +134,15 @@ def _words(context: Context, found: Deferral) -> Iterator[str]:
         return
     form, name = (".1%", "error rate") if found.is_rate else (".3g", "typical error")
     unit = "" if found.is_rate or context.outputs.unit is None else f" {context.outputs.unit}"
-    yield (
-        f"If a person takes over the most uncertain {1 - covered:.0%} of {found.answers}, the {name} of the others "
-        f"{'falls' if some.value < whole.value else 'changes'} from {whole.value:{form}} to {some.value:{form}}{unit}."
-    )
+    start = f"If a person takes over the most uncertain {1 - covered:.0%} of {found.answers}, the {name} of the others"
+    if some.high is not None and some.high < whole.value:
+        yield f"{start} falls from {whole.value:{form}} to {some.value:{form}}{unit}."
+    elif some.low is not None and some.high is not None:
+        yield (
+            f"{start} does not change significantly: {whole.value:{form}}{unit} before, "
+            f"{some.value:{form}}{unit} after "
+            f"(95% interval {some.low:{form}} to {some.high:{form}})."
+        )
     if found.is_rate and found.labels is None:
         yield from _target_words([row for row in found.rows if not row.by_coverage])
 

@@ -56,6 +56,7 @@ class _Steps:
         yield from self._about_data()
         yield from self._about_guessing()
         yield from self._about_calibration()
+        yield from self._about_sets()
         yield from self._about_errors()
         yield from self._about_novelty()
         yield from self._about_groups()
@@ -71,7 +72,7 @@ class _Steps:
         if overlap is not None and overlap.test and data.test is not None:
             part = overlap.test / data.test.inputs
             yield _Step(
-                Rank.INVALID if self._rank("independence") else Rank.MIXED,
+                Rank.INVALID if self._rank("independence") is Rank.POOR else Rank.MIXED,
                 part,
                 "Remove the test inputs that are also in the training data, and repeat the audit.",
                 f"{overlap.test:,} of {data.test.inputs:,} test inputs ({part:.1%}) occur in both.",
@@ -80,7 +81,7 @@ class _Steps:
             part = overlap.validation / data.validation.inputs
             if part > self.rules.duplicates_mixed:
                 yield _Step(
-                    Rank.INVALID,
+                    Rank.INVALID if part > self.rules.duplicates_poor else Rank.MIXED,
                     part,
                     "Take validation data that the network was not trained on, and repeat the audit.",
                     f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({part:.1%}) are in the "
@@ -160,6 +161,19 @@ class _Steps:
                 f"They contain {coverage.value:.1%} of the true values.",
             )
 
+    def _about_sets(self) -> Iterator[_Step]:
+        for row in self.record.conformal.rows if self.record.conformal else ():
+            value, least = row.coverage.value, row.chance_low
+            if value is not None and least is not None and value < least:
+                yield _Step(
+                    Rank.MIXED,
+                    row.level - value,
+                    f"Do not rely on the guarantee of the {row.level:.0%} sets or intervals before it is "
+                    "known why test and "
+                    "validation data differ.",
+                    f"They contain {value:.1%} of the true answers; chance explains {least:.1%} or more.",
+                )
+
     def _about_errors(self) -> Iterator[_Step]:
         found = self.record.deferral
         if found is None:
@@ -169,14 +183,16 @@ class _Steps:
         before, after = (_error(row) for row in (whole, some))
         if some is None or before is None or after is None or not before:
             return
-        gain = 1 - after / before
-        if gain > USEFUL:
+        gain, error = 1 - after / before, some.test.error
+        if gain > USEFUL and error is not None and (error.high is None or error.high < before):
             form, name = (".1%", "error rate") if found.is_rate else (".3g", "RMSE")
+            start = "Once the poor points are corrected, hand" if self.record.verdict.is_poor else "Hand"
             yield _Step(
                 Rank.GAIN,
                 gain,
-                "Hand the most uncertain inputs to a person; the deferral table has the thresholds.",
-                f"Answering {some.test.coverage.value:.0%} of the test inputs, the {name} falls from {before:{form}} "
+                f"{start} the most uncertain inputs to a person; the deferral table has the thresholds.",
+                f"When {some.test.coverage.value:.0%} of the test inputs are answered, the {name} falls "
+                f"from {before:{form}} "
                 f"to {after:{form}}.",
             )
 
@@ -243,7 +259,7 @@ class _Steps:
                 Rank.MIXED,
                 gain.value,
                 f"For probabilities take the plain network after {quality.baseline.label}.",
-                f"Its log loss is lower ({interval}).",
+                f"Its log loss is lower by {gain.value:.3g} nats (95% interval {gain.low:.3g} to {gain.high:.3g}).",
             )
 
 

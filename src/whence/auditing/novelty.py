@@ -36,7 +36,7 @@ def novelty(context: Context) -> Novelty:
     detected = detection(context, sets, level)
     for name, found in sets.items():
         described.append(replace(_set(name, found, level), flagged_combined=detected.flagged.get(name)))  # type: ignore[arg-type]
-    words = tuple(_words(sets, level))
+    words = tuple(_words(sets, level, detected.flagged.get("ood")))
     return Novelty(reference.size, reference.names, level, tuple(described), detected.rows, words, detected.choice)
 
 
@@ -70,14 +70,16 @@ def _flagged(found: Found, level: float) -> float:
     return float((found.p_value <= level).double().mean())
 
 
-def _words(sets: dict[str, Found], level: float) -> Iterator[str]:
+def _words(sets: dict[str, Found], level: float, combined: float | None) -> Iterator[str]:
+    """``combined`` is the share of out-of-distribution inputs that all detectors together flag."""
     yield (
-        f"At p ≤ {level:.2g}, {_flagged(sets['test'], level):.1%} of the test inputs are flagged as novel "
-        f"({level:.0%} are expected)."
+        f"At p ≤ {level:.2g}, novelty by layer flags {_flagged(sets['test'], level):.1%} of {len(sets['test']):,} test "
+        f"inputs ({level:.0%} are expected)."
     )
     if "ood" in sets:
         found = sets["ood"]
-        yield f"Of the out-of-distribution inputs, {_flagged(found, level):.1%} are flagged."
+        also = "" if combined is None else f"; the combination of detectors flags {combined:.1%}"
+        yield f"Of {len(found):,} out-of-distribution inputs it flags {_flagged(found, level):.1%}{also}."
         first = [name for name, flag in zip(found.layer, (found.p_value <= level).tolist(), strict=True) if flag]
         if first:
             most = max(set(first), key=first.count)

@@ -11,6 +11,7 @@ from whence.report.record.labels import ClassCalibration
 from whence.report.record.verdict import Point, VerdictRules
 
 NOMINAL = 0.95  # coverage of the intervals that are judged
+LITTLE = 0.2  # part of the prior variance that training explains, below which shares follow the prior
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,41 @@ class Judge:
         metric = self.metric(name)
         return None if metric is None else metric.bayesian
 
+    @property
+    def prior_dominates(self) -> bool:
+        """Whether training explains so little that shares follow the prior."""
+        explained = self.record.profile.views[0].explained[0] if self.record.profile else None
+        return explained is not None and explained < LITTLE
+
+    @property
+    def beaten_by_one_class(self) -> dict[Tone, str]:
+        """Words for a network that is right significantly less often than its most frequent class."""
+        guess, accuracy = None if self.record.quality is None else self.record.quality.guessing, self.value("accuracy")
+        if guess is None or guess.accuracy is None or accuracy is None or (accuracy.high or 1.0) >= guess.accuracy:
+            return {}
+        return {"poor": f"is right less often than always answering `{guess.name}`"}
+
     # The data and the network
 
     def independence(self) -> Point | None:
         """Whether test inputs are also in the training data."""
-        found, test, rules = self.record.data.overlap, self.record.data.test, self.rules
+        data, rules = self.record.data, self.rules
+        found, test = data.overlap, data.test
         if found is None or found.test is None or test is None or not test.inputs:
             return None
         part = found.test / test.inputs
-        tone: Tone = _tone(part, rules.duplicates_mixed, rules.duplicates_poor)
+        held = found.validation / data.validation.inputs if found.validation and data.validation else 0.0
+        tone: Tone = _tone(max(part, held), rules.duplicates_mixed, rules.duplicates_poor)
         words = f"{found.test:,} of {test.inputs:,} test inputs ({part:.1%}) also occur in the training data."
         if not found.test:
             words = (
                 f"None of the {test.inputs:,} test inputs occurs among the {found.checked:,} training inputs compared."
             )
+        if held and data.validation:
+            words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({held:.1%}) do."
         rule = (
-            f"Good up to {rules.duplicates_mixed:.1%} of the test inputs, poor above {rules.duplicates_poor:.1%}. "
+            f"Good up to {rules.duplicates_mixed:.1%} of the test or validation inputs, poor above "
+            f"{rules.duplicates_poor:.1%}. "
             "Inputs are compared by content; near copies are not found."
         )
         return Point("Independent test data", words, tone, "independence", rule)
@@ -98,18 +118,33 @@ class Judge:
         coverage = self.value("coverage")
         if coverage is None or coverage.value is None:
             return None
-        return self._coverage(coverage)
+        return self._with_levels(self._coverage(coverage))
+
+    def _with_levels(self, point: Point) -> Point:
+        """The point, graded down where intervals of another level cover too much or too little."""
+        checks = None if self.record.quality is None else self.record.quality.numbers
+        off = {row.level: (_apart(row.bayesian, row.level), row) for row in (checks.coverage if checks else ())}
+        level, (least, row) = max(off.items(), key=lambda item: item[1][0], default=(0.0, (0.0, None)))
+        tone = _tone(least, self.rules.coverage_good, self.rules.coverage_poor)
+        if row is None or level == NOMINAL or tone == "good" or point.is_poor:
+            return point
+        found = row.bayesian
+        words = (
+            f"{point.words} But its {level:.0%} intervals contain {found.value:.1%} (95% interval {found.low:.1%} to "
+            f"{found.high:.1%}): {'too wide' if (found.value or 0.0) > level else 'too narrow'}."
+        )
+        return replace(point, words=words, tone=tone)
 
     def _coverage(self, found: Estimate) -> Point:
         rules, value = self.rules, found.value or 0.0
         low, high = (value if end is None else end for end in (found.low, found.high))
-        nearest = min(max(NOMINAL, low), high)  # of the interval to 95%
-        least = abs(nearest - NOMINAL)
+        least = _apart(found, NOMINAL)
         words = (
             f"Its 95% intervals contain the true value {value:.1%} of the time (95% interval {low:.1%} to {high:.1%})."
         )
         rule = (
-            f"By the end of the interval that is nearer to 95%: good within {rules.coverage_good:.0%}, poor beyond "
+            "By the end of the interval that is nearer to the level, at the level that is off most: good "
+            f"within {rules.coverage_good:.0%}, poor beyond "
             f"{rules.coverage_poor:.0%}; unknown if the interval is wider than {2 * rules.too_wide:.0%}."
         )
         tone = _tone(least, rules.coverage_good, rules.coverage_poor)
@@ -192,10 +227,10 @@ class Judge:
         rule = f"By the paired difference; less than {self.rules.negligible:g} nats counts as none."
         if is_negligible(difference, self.rules.negligible):
             words = f"No significant change in log loss compared with {beside} ({interval})."
-            return Point(label, words, "mixed", "gain", rule)
+            return Point(label, words, "note", "gain", rule)
         better = difference.value < 0
         words = f"The log loss is {'lower' if better else 'higher'} than that of {beside} ({interval})."
-        return Point(label, words, "good" if better else "poor", "gain", rule)
+        return Point(label, words, "good" if better else "mixed", "gain", rule)
 
     def errors(self) -> Point | None:
         auroc = self.value("error_auroc")
@@ -268,7 +303,16 @@ class Judge:
             return Point("Is it the prior?", profile.note, "note", "prior")
         if explained is None:
             return None
-        return Point("Is it the prior?", f"Training reduced the prior variance by {explained:.0%}.", "note", "prior")
+        words = f"Training reduced the prior variance by {explained:.0%}."
+        if explained < LITTLE:
+            words = f"Mostly: training reduced the prior variance by only {explained:.0%}, so shares follow the prior."
+        return Point("Is it the prior?", words, "note", "prior")
+
+
+def _apart(found: Estimate, level: float) -> float:
+    """How far a coverage is from its level at least, by the end of its interval that is nearer."""
+    low, high = ((found.value or 0.0) if end is None else end for end in (found.low, found.high))
+    return abs(min(max(level, low), high) - level)
 
 
 def _tone(value: float, mixed: float, poor: float) -> Tone:

@@ -70,7 +70,10 @@ def verdict(record: AuditRecord, rules: VerdictRules) -> Verdict:
         judge.prior(),
     )
     points = tuple(point for point in possible if point is not None)
-    sentences = [_opening(judge), *_summary(points), *([leader.briefly()] if leader else [])]
+    last = (
+        [] if leader is None else ["Shares of layers follow the prior." if judge.prior_dominates else leader.briefly()]
+    )
+    sentences = [_opening(judge), *_summary(points, judge), *last]
     return Verdict(" ".join(sentences), overall(points), points, rules)
 
 
@@ -82,9 +85,10 @@ def overall(points: Iterable[Point]) -> Tone:
     return "poor" if "poor" in tones else "good" if tones == {"good"} else "mixed"
 
 
-def _summary(points: Iterable[Point]) -> Iterator[str]:
+def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
     """A summary of the points without numbers."""
-    known = ((SUMMARIES.get(p.key, {}) if p.key else {}, p) for p in points)
+    summaries = SUMMARIES | {"guessing": SUMMARIES["guessing"] | judge.beaten_by_one_class}
+    known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
     said = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
     good, other = ([words for words, fine in said if fine == wanted] for wanted in (True, False))
     if good:

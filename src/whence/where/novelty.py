@@ -91,7 +91,7 @@ class Novelty:
         """``smallest`` is the p-value of a layer, which counts if it is small for the smallest of so many."""
         corrected = min(1.0, smallest * len(self.names))  # Bonferroni
         if corrected > level:
-            return f"does not differ significantly from the training data (p = {p:.2g})."
+            return f"is not significantly novel by layer (p = {p:.2g})."
         return (
             f"differs from the training data in {layer!r} (p = {corrected:.2g}, corrected for {len(self.names)} layers)"
             f" but not over all layers together (p = {p:.2g})."

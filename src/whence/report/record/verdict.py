@@ -103,6 +103,10 @@ class Verdict:
     points: tuple[Point, ...]
     rules: VerdictRules | None = None
 
+    @property
+    def is_poor(self) -> bool:
+        return self.tone == "poor"
+
 
 @dataclass(frozen=True)
 class NextStep:
