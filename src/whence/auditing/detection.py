@@ -212,7 +212,7 @@ def limits(usual: str, scores: Scores) -> tuple[str, ...]:
         f"Not everything novel is detected. Measured for the {_label(usual)}: AUROC {found.grey:.2f} for photographs "
         f"turned grey, {found.inverted:.2f} for inverted ones, and {low:.2f} to {high:.2f} for unseen classes of the "
         "same kind.",
-        "Novelty is not error: which predictions on familiar inputs are wrong is a question for entropy.",
+        "Novelty is not error: to find wrong predictions on familiar inputs, use the uncertainty of the prediction.",
     )
 
 

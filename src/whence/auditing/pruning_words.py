@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from whence.extras.pruning.curve import PruneRow
+from whence.report.formatting import minus
 
 CRITERIA = {
     "snr": "signal to noise",
@@ -123,9 +124,9 @@ def _interval(row: PruneRow, whole: PruneRow) -> str:
     if low is None or high is None:
         return ""
     if whole.accuracy is not None:
-        shown = f"{100 * low:+.1f} to {100 * high:+.1f} points"
+        shown = minus(f"{100 * low:+.1f} to {100 * high:+.1f} points")
     elif whole.rmse is not None:
-        shown = f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}"
+        shown = minus(f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}")
     else:
         shown = f"{low:+.3f} to {high:+.3f} nats"
     return f" (95% interval {shown}; n = {row.examples or 0:,})"

@@ -90,7 +90,7 @@ def _(likelihood: Gaussian, outputs: Tensor, targets: Tensor) -> Recalibrated:
     least, most = float(noise.min()), float(noise.max())
     words = f"noise {most:.3g}" if len(noise) == 1 else f"noise {least:.3g} to {most:.3g}"
     own = Gaussian(float(noise[0]) if len(noise) == 1 else noise)
-    return Recalibrated(own, "noise from validation residuals", words)
+    return Recalibrated(own, "re-estimating its noise", words)
 
 
 @recalibrated.register
@@ -101,7 +101,7 @@ def _(likelihood: HeteroscedasticGaussian, outputs: Tensor, targets: Tensor) -> 
     shift = torch.cat([torch.zeros_like(ratio), ratio.log()])
     least, most = (float(v) for v in (ratio.min().sqrt(), ratio.max().sqrt()))
     words = f"noise times {most:.3g}" if len(ratio) == 1 else f"noise times {least:.3g} to {most:.3g}"
-    return Recalibrated(likelihood, "noise from validation residuals", words, shift=shift)
+    return Recalibrated(likelihood, "re-estimating its noise", words, shift=shift)
 
 
 def _bisect(slope: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
