@@ -13,7 +13,8 @@ import functools
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -40,6 +41,7 @@ from whence.report.record.verdict import Overlap, VerdictRules
 RESULTS = Path(__file__).parent / "results" / "verdicts.json"
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 RULES = VerdictRules()
+TESTED = 1000  # test inputs of a trained network
 
 
 # Simulated predictions
@@ -305,14 +307,18 @@ NETWORKS = {
 # The tables
 
 
-def simulate(cases: int, n: int) -> Iterator[dict[str, Any]]:
-    for one in SIMULATED:
-        yield _row(one.point, one.what, one.wanted, [one.tone(n, seed) for seed in range(cases)], n)
+def simulated(place: int, cases: int, n: int) -> dict[str, Any]:
+    """One row of the table: a scenario of predictions."""
+    torch.set_num_threads(1)
+    one = SIMULATED[place]
+    return _row(one.point, one.what, one.wanted, [one.tone(n, seed) for seed in range(cases)], n)
 
 
-def train_all(cases: int) -> Iterator[dict[str, Any]]:
-    for kind, wanted in NETWORKS.items():
-        yield _row("overall", f"network: {kind}", wanted, [network_case(kind, seed) for seed in range(cases)], 1000)
+def audited(kind: str, cases: int) -> dict[str, Any]:
+    """One row of the table: a kind of network."""
+    torch.set_num_threads(1)
+    tones = [network_case(kind, seed) for seed in range(cases)]
+    return _row("overall", f"network: {kind}", NETWORKS[kind], tones, TESTED)
 
 
 def _row(point: str, what: str, wanted: tuple[str, ...], tones: list[str], n: int) -> dict[str, Any]:
@@ -342,10 +348,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--networks", type=int, default=None, help="cases of trained networks; by default as many")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-page", action="store_true", help="print only")
     given = parser.parse_args(arguments)
     networks = given.cases if given.networks is None else given.networks
-    rows = [*simulate(given.cases, given.inputs), *train_all(networks)]
+    with ProcessPoolExecutor(given.processes) as pool:
+        jobs = [pool.submit(simulated, place, given.cases, given.inputs) for place in range(len(SIMULATED))]
+        jobs += [pool.submit(audited, kind, networks) for kind in NETWORKS]
+        rows = [job.result() for job in jobs]
     if given.no_page:
         return
     versions = {"whence": whence.__version__, "torch": torch.__version__, "rules": RULES.version}

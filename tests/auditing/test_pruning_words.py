@@ -35,7 +35,7 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
     rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, 0.01, 400)
     words = pruning_words(rows, chance=0.3)
     assert "30% of all weights can be pruned" in words
-    assert "There the accuracy falls by 0.5 points (95% interval -2.0 to +1.0 points; n = 400)." in words
+    assert "There the accuracy falls by 0.5 points (95% interval −2.0 to +1.0 points; n = 400)." in words
     assert "recovers" not in words
 
 

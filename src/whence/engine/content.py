@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence.engine.batches import Inputs, size_of
+from whence.engine.batches import Inputs, size_of, tensors_in
 from whence.engine.files import digest
 
+FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd 64-bit number
 SIZE = hashlib.sha256().digest_size
 
 
@@ -78,3 +79,23 @@ def _rows(value: Tensor) -> np.ndarray:
     plain = value.detach().cpu().contiguous()
     flat = plain.reshape(len(plain), -1) if plain.numel() else plain.new_empty((len(plain), 0))
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty((len(plain), 0), np.uint8)
+
+
+def row_hashes(inputs: Inputs) -> Tensor:
+    """One 64-bit number for each example, exact and the same in any batch. Trailing zeros (padding) do not count."""
+    total = torch.zeros(size_of(inputs), dtype=torch.int64, device=next(tensors_in(inputs)).device)
+    for number, tensor in enumerate(t for t in tensors_in(inputs) if t.dim()):
+        rows = _as_integers(tensor.detach()).reshape(len(total), -1)
+        places = torch.arange(1, rows.shape[1] + 1, device=rows.device) * FACTOR + number
+        mixed = rows * places
+        total += (mixed ^ (mixed >> 29)).sum(1)
+    return total
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """The bits of the numbers, as 64-bit integers."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_floating_point():
+        return (tensor.double() + 0.0).contiguous().view(torch.int64)  # −0 and 0 are equal
+    return tensor.long()
