@@ -62,6 +62,10 @@ class _Steps:
         yield from self._about_groups()
         yield from self._about_weights()
 
+    @property
+    def _answers(self) -> str:
+        return "probabilities" if self.judge.metric("ece") else "predictions"
+
     def _rank(self, key: PointKey) -> Rank | None:
         """By the tone of a point; None if there is nothing to do."""
         point = self.points.get(key)
@@ -157,8 +161,8 @@ class _Steps:
             yield _Step(
                 rank,
                 abs((coverage.value or 0.0) - 0.95),
-                "Do not rely on the 95% intervals as they are: tune on validation data, or use conformal intervals.",
-                f"They contain {coverage.value:.1%} of the true values.",
+                "Do not rely on the predicted intervals as they are: tune on validation data, or use conformal intervals.",
+                self.points["calibration"].words,
             )
 
     def _about_sets(self) -> Iterator[_Step]:
@@ -250,7 +254,7 @@ class _Steps:
             yield _Step(
                 Rank.GAIN,
                 0.01,
-                f"For probabilities alone the plain network after {quality.baseline.label} is enough; the posterior "
+                f"For {self._answers} alone the plain network after {quality.baseline.label} is enough; the posterior "
                 "adds novelty, layers and intervals.",
                 f"No significant difference in log loss ({interval}).",
             )
@@ -258,7 +262,7 @@ class _Steps:
             yield _Step(
                 Rank.MIXED,
                 gain.value,
-                f"For probabilities take the plain network after {quality.baseline.label}.",
+                f"For {self._answers} take the plain network after {quality.baseline.label}.",
                 f"Its log loss is lower by {gain.value:.3g} nats (95% interval {gain.low:.3g} to {gain.high:.3g}).",
             )
 

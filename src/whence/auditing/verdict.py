@@ -18,8 +18,8 @@ PENDING = Verdict("", "unknown", ())  # of a record that was not yet judged
 # The words for a judged point in the paragraph, by tone
 SUMMARIES: dict[PointKey, dict[Tone, str]] = {
     "independence": {
-        "mixed": "is tested in part on inputs of its training data",
-        "poor": "is tested on inputs of its training data, so its scores are too good",
+        "mixed": "was tested or tuned on a few inputs of its training data",
+        "poor": "was tested or tuned on many inputs of its training data",
     },
     "guessing": {
         "mixed": "is not significantly better than guessing",
