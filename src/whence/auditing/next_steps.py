@@ -161,7 +161,7 @@ class _Steps:
             yield _Step(
                 rank,
                 abs((coverage.value or 0.0) - 0.95),
-                "Do not rely on the predicted intervals as they are: tune on validation data, or use conformal intervals.",
+                "Do not rely on the intervals as they are: tune on validation data, or use conformal intervals.",
                 self.points["calibration"].words,
             )
 
