@@ -47,10 +47,10 @@ def test_a_layer_that_leads_throughout_is_named_with_its_range() -> None:
     every = {0.1: {"a": 0.4, "b": 0.3}, 1.0: {"a": 0.6, "b": 0.4}, 10.0: {"a": 0.7, "b": 0.3}}
     found = leading_layer(layers({"a": 0.6, "b": 0.4}), sensitivity(every))
     assert found is not None and not found.elsewhere
-    assert found.briefly() == "`a` contributes the largest share of the variance (60%)."
+    assert found.briefly() == "Layer `a` contributes the largest share of the variance (60%)."
     assert found.words() == (
-        "`a` contributes the largest share of the variance (60%; 40% to 70% under priors ten times weaker to ten times "
-        "stronger; 30% under the prior alone)."
+        "Layer `a` contributes the largest share of the variance (60%; 40% to 70% under priors ten times weaker to ten "
+        "times stronger; 30% under the prior alone)."
     )
 
 

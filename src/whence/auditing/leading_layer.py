@@ -23,7 +23,7 @@ class LeadingLayer:
     def briefly(self) -> str:
         if self.elsewhere:
             return "Which layer contributes most to the variance depends on the prior."
-        return f"`{self.name}` contributes the largest share of the variance ({self.shares.variance_share:.0%})."
+        return f"Layer `{self.name}` contributes the largest share of the variance ({self.shares.variance_share:.0%})."
 
     def words(self) -> str:
         """The layer's share with its range, and its share under the prior alone."""
@@ -34,7 +34,8 @@ class LeadingLayer:
             if low is not None and high is not None:
                 span = f"; {low:.0%} to {high:.0%} under priors ten times weaker to ten times stronger"
             return (
-                f"`{self.name}` contributes the largest share of the variance ({own.variance_share:.0%}{span}{alone})."
+                f"Layer `{self.name}` contributes the largest share of the variance ({own.variance_share:.0%}{span}"
+                f"{alone})."
             )
         instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
         return (
@@ -77,5 +78,7 @@ def location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | No
     if len(known) == len(inside):
         name, (before, after) = max(known.items(), key=lambda item: item[1][0] - item[1][1])
         if before - after > 0.01:
-            words += f" For out-of-distribution inputs, explained falls most in `{name}` ({before:.0%} → {after:.0%})."
+            words += (
+                f" For out-of-distribution inputs, explained falls most in layer `{name}` ({before:.0%} → {after:.0%})."
+            )
     return Point("Source of the uncertainty", words, "note", "location")

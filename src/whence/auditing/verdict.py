@@ -103,7 +103,9 @@ def _listed(items: list[str]) -> str:
 
 def _opening(judge: Judge) -> str:
     network, test = judge.record.network, judge.record.data.test
-    whole = f"An ensemble of {network.members} networks" if (network.members or 1) > 1 else network.kind
+    whole = (
+        f"An ensemble of {network.members} networks" if (network.members or 1) > 1 else f"The network ({network.kind})"
+    )
     words = f"{whole} has {network.parameters:,} weights"
     accuracy, rmse = judge.value("accuracy"), judge.value("rmse")
     score = accuracy or rmse
