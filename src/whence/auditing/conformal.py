@@ -36,7 +36,7 @@ ABOUT = {
     Score.ABSOLUTE: "The interval is the predicted mean plus and minus a fixed distance.",
 }
 LIMITS = (
-    "Nothing is guaranteed for one class, for a group of inputs, or for inputs from elsewhere. If the prior was tuned "
+    "Nothing is guaranteed for one class, for a group of inputs, or out of distribution. If the prior was tuned "
     "on the same validation data, the guarantee is approximate: tuning chooses one or two numbers with them, which "
     "cost less than half a percentage point of coverage in simulations."
 )

@@ -119,7 +119,7 @@ class Audit(_Shown):
         """Check that the record is unchanged, and that a network and data are those that were audited.
 
         ``model`` is the network, its state dict or a posterior (for an ensemble also a list of networks); ``digest``
-        is the record's SHA-256 as it is known from elsewhere, or at least its first 12 digits.
+        is the record's SHA-256 from another source, or at least its first 12 digits.
         """
         trace = self.results.trace
         found = self.read_digest or record_digest(self.record)

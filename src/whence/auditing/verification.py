@@ -90,7 +90,7 @@ def unchanged(what: str, found: str, stored: str | None) -> Check:
 
 
 def _expected(trace: Trace, digest: str) -> Check:
-    """Compare with a digest that is known from elsewhere; its first digits are enough."""
+    """Compare with a digest from another source; its first digits are enough."""
     wanted = digest.strip().lower().removeprefix("sha256:").rstrip("…")
     if len(wanted) < SHORT or any(letter not in "0123456789abcdef" for letter in wanted):
         raise BadOption(f"digest={digest!r}: expected at least {SHORT} hexadecimal digits of a SHA-256.")
