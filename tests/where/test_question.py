@@ -91,12 +91,12 @@ def by_hand(posterior: Any, x: Tensor, mask: Tensor | None = None) -> tuple[Tens
 @pytest.mark.parametrize("name", ["tokens", "map", "numbers", "labels", "classes"])
 def test_dense_outputs_beside_the_dense_jacobian(name: str, structure: str) -> None:
     posterior, x = fitted(name, structure)
-    found = posterior.where(x, probes="exact").shares
+    where = posterior.where(x, probes="exact")
     variance, prior = by_hand(posterior, x)
-    torch.testing.assert_close(found.variance, variance)
-    torch.testing.assert_close(found.prior, prior)
-    sums = {n: u.variance.sum() for n, u in found.units.items()}
-    torch.testing.assert_close(torch.stack(list(sums.values())), variance.sum(0))
+    torch.testing.assert_close(where.shares.variance, variance)
+    torch.testing.assert_close(where.shares.prior, prior)
+    sums = torch.stack([where.units(name)["variance_share"].sum() for name in where.shares.names])
+    torch.testing.assert_close(sums, variance.sum(0) / variance.sum())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.reference.networks import ALL
 from whence.errors import BadOption, TooLarge
 from whence.where.activations import activations
 from whence.where.curvature import curvature_maps, slices, spectra, spectrum
+from whence.where.one_pass import shares
 from whence.where.weights import average_ranks, cliffs_delta, differences, kruskal, magnitude, spearman
 
 
@@ -40,6 +42,22 @@ def test_rank_statistics_against_their_definitions() -> None:
     assert h == pytest.approx(stats.kruskal(x, y, y + 1).statistic)
     assert effect == pytest.approx((h - 2) / (80 - 3))
     assert kruskal([torch.ones(4), torch.ones(5)]) == (0.0, 0.0)
+
+
+def test_units_take_one_more_pass_when_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, x, _ = small()
+    passes: list[bool] = []
+
+    def counted(*given: Any, units: bool = False) -> Any:
+        passes.append(units)
+        return shares(*given, units=units)
+
+    monkeypatch.setattr("whence.where.where.shares", counted)
+    where = posterior.where(x)
+    assert passes == [False]
+    total = sum(float(where.units(name)["variance_share"].sum()) for name in ("0", "2"))
+    assert total == pytest.approx(1, abs=1e-12) and where.residual < 1e-12
+    assert passes == [False, True]
 
 
 def test_layers_that_differ_are_told() -> None:

@@ -158,7 +158,8 @@ class FewPositions:
         if len(parts) != 1 or parts[0].pairs != slice(0, pairs):
             return None
         (part,), (_, outputs, inputs) = parts, kronecker.native
-        if part.a.positions * (inputs + outputs) >= outputs * inputs:
+        positions = part.a.positions
+        if positions * (inputs + outputs + positions) >= 2 * outputs * inputs:  # multiplications of each, over K O
             return None
         a = part.a.dense() if kronecker.right is None else part.a.in_basis(kronecker.right)
         return cls(a, part.g.permute(1, 2, 0, 3, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from whence.errors import BadOption, NotDefined, one_of
 from whence.predictive.linearised_draws import check_probes
 from whence.recording.blocks import Block
 from whence.recording.independence import failures_explained
+from whence.recording.units import units_of
 from whence.tables import SHORT, Table, html, number, paragraph, text
 from whence.where import tables
 from whence.where.activations import activations, disagreement
@@ -91,7 +93,7 @@ class Where:
     posterior: Posterior = field(repr=False)
     inputs: Any = field(default=None, repr=False)
     question: Question = VARIANCE
-    found: Shares | None = field(default=None, repr=False)  # of the inputs, with units
+    found: Shares | None = field(default=None, repr=False)  # of the inputs; with units if these are known already
     variances: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of every weight, by layer
     interaction: float | None = None  # 1 − Σ shares, for shares by draws
 
@@ -122,6 +124,13 @@ class Where:
             raise BadOption(f"no inputs were given for {what}: call posterior.where(x).")
         return self.found
 
+    @cached_property
+    def _with_units(self) -> Shares | None:
+        """Shares of layers and units: one more pass over the inputs, when units are first asked for."""
+        if self.found is None or self.found.units:
+            return self.found
+        return shares(self._laplace("units()"), self.inputs, self.question, units=True)
+
     def _block(self, layer: str, what: str) -> tuple[Laplace, Block]:
         posterior = self._laplace(what)
         names = [b.name for b in posterior.blocks]
@@ -138,10 +147,10 @@ class Where:
         """One row for each unit of a layer: row, filter, channel or attention head.
 
         ``variance_share`` and ``prior_share`` are of the whole network's variance, so that those of the units sum to
-        their layer's. They are covariance shares and may be negative.
+        their layer's. They are covariance shares and may be negative. The first call passes over the inputs again.
         """
         posterior, block = self._block(layer, "units()")
-        return tables.unit_table(posterior, block, self.variances[layer], self.found)
+        return tables.unit_table(posterior, block, self.variances[layer], self._with_units)
 
     def weights(self, layer: str) -> Table:
         """One row for each weight of a layer: value, standard deviation, identified, signal to noise."""
@@ -157,7 +166,7 @@ class Where:
         """
         found = self._shares("connections")
         posterior, block = self._block(layer, "connections()")
-        count = found.units[layer].units.count
+        count = units_of(posterior.network, block).count
         chosen = list(range(count)) if units is None else list(units)
         if not chosen or not all(0 <= u < count for u in chosen):
             raise BadOption(f"units={chosen} must be some of the {count} units of {layer!r}: 0..{count - 1}.")
@@ -224,10 +233,11 @@ class Where:
     @property
     def residual(self) -> float:
         """Error of the units' parts as a sum for their layers, relative to the total variance."""
-        found = self._shares("the residual")
+        found, by_unit = self._shares("the residual"), self._with_units
+        assert by_unit is not None
         sums = found.variance.sum(0)
         parts = zip(found.names, sums, strict=True)
-        off = [abs(float(found.units[name].variance.sum() - total)) for name, total in parts]
+        off = [abs(float(by_unit.units[name].variance.sum() - total)) for name, total in parts]
         return max(off) / max(float(sums.sum()), TINY)
 
     @property
@@ -350,12 +360,12 @@ def where_laplace(
     if not isinstance(x, (Tensor, Mapping, tuple)) and isinstance(x, Iterable):
         x = list(x)  # it is read more than once
     with failures_explained(posterior.network, x):
-        found = shares(posterior, x, question, units=True)
+        found = shares(posterior, x, question)
     return where_given(posterior, x, found)
 
 
 def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
-    """The tables for inputs whose shares, with units, are known."""
+    """The tables for inputs whose shares are known."""
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
     every = posterior.variance()
