@@ -103,6 +103,21 @@ def test_directions_follow_a_generator() -> None:
     assert torch.equal(posterior.as_module(8)(x).mean, posterior.as_module(8)(x).mean)
 
 
+def test_it_takes_some_inputs_at_a_time_unless_exported(set_sizes: Any) -> None:
+    posterior, x = fitted()
+    whole = posterior.as_module(12)
+    set_sizes(tangents=1)
+    module = posterior.as_module(12)
+    assert module.outputs.together == 1 < len(x) <= whole.outputs.together
+    torch.testing.assert_close(module(x), whole(x), rtol=1e-12, atol=1e-14)
+    sizes: list[int] = []
+    module.outputs.tangents.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    module(x[:3])
+    assert sizes == [1, 1, 1]
+    exported = torch.export.export(posterior.as_module(12), (x[:3],), dynamic_shapes=SIZES)
+    torch.testing.assert_close(exported.module()(x), whole(x), rtol=1e-9, atol=1e-11)
+
+
 def test_it_exports_with_a_variable_batch_size() -> None:
     posterior, x = fitted(dtype=torch.float32)
     module = posterior.as_module(8, defer=1.0, novelty=x)

@@ -18,7 +18,6 @@ from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
 from whence.recording.recorder import gradients
 
-BUDGETS = 4  # memory budgets (of one tensor) that the derivatives of the outputs may take
 ALIVE = 8  # activations of a network that exist at the same time while it runs forward, with their derivatives
 AGREE = {True: 1e-8, False: 1e-3}  # tolerated relative difference of forward and backward derivatives; key: float64
 
@@ -143,13 +142,18 @@ def _saved(network: Network, inputs: Inputs) -> tuple[list[int], int]:
     return list(seen.values()), outputs.numel() * outputs.element_size()
 
 
-def tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """f(x) [N, …] and J(x) v [R, N, …]: some inputs at a time along all directions, or one along some of them."""
-    count, size = len(next(iter(directions.values()))), size_of(inputs)
+def room_for_tangents(network: Network, inputs: Inputs) -> int:
+    """How many inputs, times directions, go through one forward-mode pass."""
     kept, outputs = _saved(network, take(inputs, slice(0, 1)))
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(inputs))
     alive = sum(kept) if wanted else min(sum(kept), ALIVE * max(kept, default=0))
-    room = BUDGETS * sizes().one_tensor(network.device) // max(alive + outputs, 1)  # inputs times directions
+    return sizes().forward_mode(network.device) // max(alive + outputs, 1)
+
+
+def tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """f(x) [N, …] and J(x) v [R, N, …]: some inputs at a time along all directions, or one along some of them."""
+    count, size = len(next(iter(directions.values()))), size_of(inputs)
+    room = room_for_tangents(network, inputs)
     together, step = max(1, min(size, room // count)), max(1, min(count, room))
     means, parts = [], []
     for some in cut(inputs, together):

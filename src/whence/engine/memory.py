@@ -35,6 +35,8 @@ class Sizes:
     cuda_intermediate: int = 2 * GIB
     columns: int = 32 * MIB  # gradients in one backward pass on a CPU; more would not fit the cache
     patches: int = 16 * MIB  # convolution patches computed at a time on a CPU
+    tangents: int = 96 * MIB  # activations of one forward-mode pass on a CPU; tensors above some 16 MiB are far slower
+    cuda_tangents: int = 8 * GIB
     prediction: int = 32 * MIB  # gradients of one piece of a linearised prediction; more is hardly faster
     cuda_prediction: int = 72 * MIB
     covariance: int = 64 * MIB  # output covariance that a prediction keeps; larger ones are recomputed
@@ -77,6 +79,10 @@ class Sizes:
     def one_tensor(self, device: torch.device) -> int:
         """Bytes that one intermediate tensor may take on a device."""
         return self.cuda_intermediate if device.type == "cuda" else self.intermediate
+
+    def forward_mode(self, device: torch.device) -> int:
+        """Bytes that the activations of one forward-mode pass may take on a device."""
+        return self.cuda_tangents if device.type == "cuda" else self.tangents
 
     def summed_together(self, device: torch.device) -> int:
         """Terms of a long sum that are added up at a time; 0 for all."""

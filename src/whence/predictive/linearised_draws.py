@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.curvature.jvp import tangents
+from whence.curvature.jvp import room_for_tangents, tangents
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.engine.options import Option
@@ -69,7 +69,8 @@ class LinearisedDraws(FunctionDraws):
         """A module x → outputs that can be exported, made from the network's graph on inputs like ``example``."""
         from whence.curvature.traced import traced_tangents
 
-        return LinearisedOutputs(traced_tangents(self.network, example, self.directions))
+        made = traced_tangents(self.network, example, self.directions)
+        return LinearisedOutputs(made, max(1, room_for_tangents(self.network, example) // self.pairs))
 
     def pieces(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """f*(x) [N, …] and J(x) z [S, N, …] of some inputs at a time, as many as fit into memory."""

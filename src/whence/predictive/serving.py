@@ -85,13 +85,21 @@ class Members(nn.Module):
 
 
 class LinearisedOutputs(nn.Module):
-    """f(x) ± J(x) z for fixed directions z: x → outputs [2 S, N, …], from a module x → (f, J z)."""
+    """f(x) ± J(x) z for fixed directions z: x → outputs [2 S, N, …], from a module x → (f, J z).
 
-    def __init__(self, tangents: nn.Module) -> None:
+    Run eagerly, it takes ``together`` inputs at a time; an exported graph takes all of them.
+    """
+
+    def __init__(self, tangents: nn.Module, together: int) -> None:
         super().__init__()
-        self.tangents = tangents
+        self.tangents, self.together = tangents, together
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.shape[0] <= self.together:
+            return self._draws(x)
+        return torch.cat([self._draws(piece) for piece in x.split(self.together)], 1)
+
+    def _draws(self, x: Tensor) -> Tensor:
         mean, moved = self.tangents(x)
         return mean + torch.cat([moved, -moved])
 
