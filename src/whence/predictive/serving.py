@@ -95,7 +95,7 @@ class LinearisedOutputs(nn.Module):
         self.tangents, self.together = tangents, together
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.shape[0] <= self.together:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.shape[0] <= self.together:  # type: ignore[attr-defined]
             return self._draws(x)
         return torch.cat([self._draws(piece) for piece in x.split(self.together)], 1)
 
