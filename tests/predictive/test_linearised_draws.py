@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.where.test_question import fitted, jacobian
-from whence.errors import BadOption, NotDefined, Notice
+from whence.errors import BadOption, NotDefined, Notice, TooLarge
 from whence.posteriors.laplace.drawn_losses import DrawnLosses
 from whence.posteriors.laplace.validation import Validation
 from whence.predictive.dispatch import Method
@@ -184,6 +184,14 @@ def test_draws_are_not_kept_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch)
     posterior.predict([x[:1]] * 6, method="linearised")
     gc.collect()
     assert len(alive) == 6 and sum(ref() is not None for ref in alive) == 0
+
+
+def test_directions_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, x = fitted("tokens", "kron")
+    monkeypatch.setattr("whence.predictive.linearised_draws.available", lambda _: 8 * 16 * posterior.parameters)
+    posterior.predict(x, num_samples=32)
+    with pytest.raises(TooLarge, match=r"17 directions of .* weights take .* num_samples="):
+        posterior.predict(x, num_samples=34)
 
 
 def test_variational_and_swag_posteriors_too() -> None:

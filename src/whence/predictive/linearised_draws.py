@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from whence.curvature.jvp import room_for_tangents, tangents
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
-from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
+from whence.engine.memory import ChunkLimits, available, in_parts_that_fit, readable, sizes
 from whence.engine.options import Option
 from whence.engine.progress import over_inputs
-from whence.errors import BadOption, EmptyData, NotDefined, notice
+from whence.errors import BadOption, EmptyData, NotDefined, TooLarge, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.predictive.gaussian_weights import GaussianWeights
@@ -230,6 +230,14 @@ def linearised_draws(
     posterior: GaussianWeights, count: int, generator: torch.Generator | None = None
 ) -> LinearisedDraws:
     """``count`` directions of a posterior; the same ones every time unless a ``generator`` is passed."""
-    device = posterior.network.device
+    network, device = posterior.network, posterior.network.device
+    each = next(iter(network.params.values())).element_size()
+    needed, free = count * posterior.parameters * each, available(device)
+    if free is not None and needed > free:
+        raise TooLarge(
+            f"{count} directions of {posterior.parameters:,} weights take {readable(needed)}, and "
+            f"{readable(free)} of {device} are free. Take fewer with num_samples=… (twice the number of directions), or "
+            "select fewer weights with layers=…."
+        )
     generator = torch.Generator(device).manual_seed(0) if generator is None else generator
     return LinearisedDraws(posterior.network, posterior.deviations(count, generator), posterior.likelihood)
