@@ -236,8 +236,8 @@ def linearised_draws(
     if free is not None and needed > free:
         raise TooLarge(
             f"{count} directions of {posterior.parameters:,} weights take {readable(needed)}, and "
-            f"{readable(free)} of {device} are free. Take fewer with num_samples=… (twice the number of directions), or "
-            "select fewer weights with layers=…."
+            f"{readable(free)} of {device} are free. Take fewer with num_samples=… (twice the number of directions), "
+            "or select fewer weights with layers=…."
         )
     generator = torch.Generator(device).manual_seed(0) if generator is None else generator
     return LinearisedDraws(posterior.network, posterior.deviations(count, generator), posterior.likelihood)
