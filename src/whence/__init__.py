@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from whence.posteriors.unstructured import Unstructured
     from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
     from whence.report.record.verdict import VerdictRules
+    from whence.where.attribution import Attribution
     from whence.where.combined import combined_detector
     from whence.where.detectors import compare_detectors, detectors
     from whence.where.novelty import Novelty, Reference, novelty, reference_of
 
 __all__ = [
+    "Attribution",
     "Audit",
     "Bernoulli",
     "Categorical",
@@ -121,6 +123,7 @@ _LATER = {
     "dropout": "posteriors.dropout",
     "ensemble": "posteriors.ensembles",
     "variational": "posteriors.variational",
+    "Attribution": "where.attribution",
     "Novelty": "where.novelty",
     "Reference": "where.novelty",
     "combined_detector": "where.combined",

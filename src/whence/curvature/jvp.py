@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from whence.engine.batches import Inputs, check_finite, cut, joined, map_tensors, size_of, take, tensors_in
+from whence.engine.batches import Inputs, check_finite, cut, joined, map_tensors, size_of, take
+from whence.engine.follow import is_followed
 from whence.engine.memory import sizes
 from whence.errors import UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
@@ -34,7 +35,7 @@ def push(
     Uses forward-mode differentiation where it agrees with the backward pass, otherwise the backward pass itself.
     ``outputs`` with their graph save a forward pass; ``check=False`` skips the comparison.
     """
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(inputs))
+    wanted = torch.is_grad_enabled() and is_followed(inputs)
     if network.runtime.forward_mode:
         try:
             found = _forward_mode(network, inputs, directions, wanted)
@@ -145,7 +146,7 @@ def _saved(network: Network, inputs: Inputs) -> tuple[list[int], int]:
 def room_for_tangents(network: Network, inputs: Inputs) -> int:
     """How many inputs, times directions, go through one forward-mode pass."""
     kept, outputs = _saved(network, take(inputs, slice(0, 1)))
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(inputs))
+    wanted = torch.is_grad_enabled() and is_followed(inputs)
     alive = sum(kept) if wanted else min(sum(kept), ALIVE * max(kept, default=0))
     return sizes().forward_mode(network.device) // max(alive + outputs, 1)
 

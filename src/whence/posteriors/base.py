@@ -7,7 +7,7 @@ with ``NotDefined`` and the reason.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
@@ -30,6 +30,7 @@ from whence.vocabulary import ATTRIBUTES
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
+    from whence.where.attribution import Attribution
     from whence.where.novelty import Reference
     from whence.where.where import Where
 
@@ -167,6 +168,31 @@ class Posterior(ABC, Generic[P_co]):
     @abstractmethod
     def where(self, x: Any = None, *, measure: Any = "variance", probes: Any = "auto", at: Any = None) -> Where:
         """Where in the network the uncertainty is, as far as that has a meaning for this posterior."""
+
+    @explains_keywords
+    def attribute(
+        self,
+        x: Any,
+        *,
+        of: Literal["epistemic", "aleatoric", "total"] = "epistemic",
+        method: Literal["integrated", "gradient"] = "integrated",
+        baseline: Any = None,
+        steps: int = 32,
+        at: Any = None,
+        to: Any = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Attribution:
+        """Which pixels, columns or tokens of each input its uncertainty comes from, by gradients.
+
+        ``"integrated"`` gradients add up to the uncertainty minus that of the ``baseline`` (zeros; a number, an input,
+        or a token id); ``"gradient"`` is that at the input (for tokens times the embedding). ``at`` selects outputs, a
+        pixel or a token; ``to`` one of several inputs. ``num_samples`` and ``generator`` as in :meth:`predict`, whose
+        usual method is used.
+        """
+        from whence.where.attribution import attribute
+
+        return attribute(self, x, of, method, baseline, steps, at, to, num_samples, generator)
 
     @abstractmethod
     def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> FunctionDraws:
@@ -355,25 +381,3 @@ def joint_block(network: Network, names: Sequence[str]) -> Block:
 
 def params_of(network: Network, names: Sequence[str]) -> tuple[Param, ...]:
     return tuple(Param(n, tuple(network.params[n].shape)) for n in names)
-
-
-def to_tensors(inputs: Inputs) -> tuple[dict[str, Tensor], Any]:
-    """Tensors by number, and ``"tensor"``, their count or their names; None for no inputs, and for nested ones."""
-    if isinstance(inputs, Tensor):
-        return {"0": inputs}, "tensor"
-    flat = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs or ())
-    if inputs is None or not all(isinstance(t, Tensor) for t in flat):
-        return {}, None
-    return {str(i): t for i, t in enumerate(flat)}, list(inputs) if isinstance(inputs, Mapping) else len(flat)
-
-
-def from_tensors(tensors: Mapping[str, Tensor], kind: Any) -> Inputs:
-    """The inverse of :func:`to_tensors`. ``"mapping"`` and ``"tuple"`` are of earlier versions."""
-    if kind is None:
-        return None
-    if kind == "mapping":
-        return dict(tensors)
-    flat = [tensors[str(i)] for i in range(len(tensors))]
-    if kind == "tensor":
-        return flat[0]
-    return dict(zip(kind, flat, strict=True)) if isinstance(kind, list) else tuple(flat)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import tensors_in
 from whence.engine.files import digest, digest_of_values
+from whence.engine.follow import is_followed
 from whence.errors import BadOption, NotDefined, explains_keywords
 from whence.functional import weights_hash
 from whence.likelihoods import Likelihood
@@ -61,7 +61,7 @@ class DrawnPosterior(Posterior):
         draws, x = self.draw(count, generator=generator), self.snapshots[0].only_inputs(x)
         with (
             failures_explained(self.snapshots[0], x),
-            torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))),
+            torch.set_grad_enabled(is_followed(x)),
         ):
             return draws.predict(x)
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.engine.batches import is_inputs, size_of, tensors_in
+from whence.engine.batches import is_inputs, size_of
+from whence.engine.follow import is_followed
 from whence.engine.memory import sizes
 from whence.engine.randomness import Points
 from whence.errors import NotDefined
@@ -28,7 +29,7 @@ class CollectedPredictions:
 
     def __init__(self, posterior: GaussianWeights, x: Any, link: Link = Link.MC, points: Points | None = None) -> None:
         self.posterior, self.x, self.link, self.points = posterior, x, link, points or Points(LINK_POINTS, None)
-        known = is_inputs(x) and not any(t.requires_grad for t in tensors_in(x))
+        known = is_inputs(x) and not is_followed(x)
         self.total = size_of(x) if known else None
         self.seen = self.bytes = 0
         self.variances_only = False

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whence.engine.batches import is_inputs, size_of, tensors_in
+from whence.engine.batches import is_inputs, size_of
 from whence.engine.checks import DeferredChecks
+from whence.engine.follow import is_followed
 from whence.engine.memory import sizes
 from whence.engine.options import Option
 from whence.engine.randomness import Points, seed_from
@@ -71,7 +72,7 @@ def _predict(
     if Link.parse(link, "link") is not Link.MC:
         raise BadOption(f"link={link!r} applies only to the linearised predictive; weight draws need no link.")
     draws = posterior.draw(num_samples or posterior.default_draws, generator=generator)
-    with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+    with torch.set_grad_enabled(is_followed(x)):
         return draws.predict(x)
 
 
@@ -99,7 +100,7 @@ def linearised_prediction(
     count = directions_for(posterior, x, columns, num_samples) if chosen is Link.MC else None
     if count is not None:
         draws = linearised_draws(posterior, count, generator)
-        with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+        with torch.set_grad_enabled(is_followed(x)):
             return draws.predict(x)
     seed = None if generator is None else seed_from(generator)
     return _linearised(posterior, x, chosen, Points(num_samples or LINK_POINTS, seed))

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from whence.curvature.columns import identity_columns
 from whence.curvature.jvp import tangents
-from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take, tensors_in
+from whence.engine.batches import Inputs, check_finite, cut, is_inputs, size_of, take
+from whence.engine.follow import is_followed
 from whence.engine.graphs import FEW_CALLS, WARM, Replayed
 from whence.engine.memory import GIB, MIB, ChunkLimits, available, in_parts_that_fit, readable, sizes
 from whence.engine.progress import over_inputs
@@ -152,7 +153,7 @@ def require_flat(outputs: Tensor) -> None:
 
 def record(posterior: GaussianWeights, inputs: Inputs) -> tuple[Tensor, Recording, bool]:
     """Outputs [N, C], the recording, and whether it stays differentiable in the inputs."""
-    wanted = any(t.requires_grad for t in tensors_in(inputs))
+    wanted = is_followed(inputs)
     recording = posterior.plan.record(inputs, size_of(inputs), keep_graph=wanted)
     require_flat(recording.outputs)
     check_finite(recording.outputs, "the outputs of the network", 0)
@@ -238,7 +239,7 @@ def _replays(posterior: GaussianWeights, piece: Inputs) -> bool:
     """Whether CUDA graphs should be tried."""
     plan = posterior.plan
     able = plan.network.device.type == "cuda" and not plan.example_blocks and not posterior.execution.offload
-    return able and posterior.execution.cuda_graphs and not any(t.requires_grad for t in tensors_in(piece))
+    return able and posterior.execution.cuda_graphs and not is_followed(piece)
 
 
 def _replayed(

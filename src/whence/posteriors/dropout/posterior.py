@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whence.copies import copy_module
 from whence.engine.batches import Inputs, check_count, joined, map_tensors, size_of, tensors_in
 from whence.engine.contexts import fused_attention_off
+from whence.engine.follow import is_followed
 from whence.engine.memory import sizes
 from whence.engine.randomness import seed_from
 from whence.errors import BadData, BadOption, NotDefined, explains_keywords, one_of
@@ -194,7 +195,7 @@ class DropoutDraws(FunctionDraws):
         return lambda x: one.outputs(x)[0]
 
     def outputs(self, x: Any) -> Tensor:
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
+        wanted = torch.is_grad_enabled() and is_followed(x)
         with fused_attention_off, torch.set_grad_enabled(wanted):
             return widened(joined((self._piece(piece) for piece in self._pieces(x)), dim=1))
 

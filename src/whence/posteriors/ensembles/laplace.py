@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Inputs, check_finite, tensors_in
+from whence.engine.batches import Inputs, check_finite
 from whence.engine.files import digest_of_values, read_tensors, write_tensors
+from whence.engine.follow import is_followed
 from whence.engine.options import Option
 from whence.errors import BadOption, explains_keywords, notice, one_of
 from whence.functional import Network
@@ -316,7 +317,7 @@ class LaplaceEnsembleDraws(FunctionDraws):
         return LaplaceEnsembleDraws(chosen, self.likelihood)
 
     def outputs(self, x: Any) -> Tensor:
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
+        wanted = torch.is_grad_enabled() and is_followed(x)
         with torch.set_grad_enabled(wanted):
             return torch.cat([part.outputs(x) for part in self.parts])
 

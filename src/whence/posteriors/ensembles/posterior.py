@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
-from whence.engine.batches import Inputs, as_inputs, check_count, check_finite, size_of, tensors_in
+from whence.engine.batches import Inputs, as_inputs, check_count, check_finite, size_of
 from whence.engine.contexts import fused_attention_off
+from whence.engine.follow import is_followed
 from whence.engine.memory import sizes
 from whence.errors import BadData, BadOption, explains_keywords
 from whence.functional import Network, tensors_of
@@ -173,7 +174,7 @@ class Ensemble(MemberPosterior):
         """The prediction of all members, weighted; with ``num_samples``, of that many draws of members."""
         self._refuse_closed_forms(method, link, joint)
         draws = self.draw(num_samples, generator=generator)
-        with torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+        with torch.set_grad_enabled(is_followed(x)):
             return draws.predict(x)
 
     def draw(self, num_samples: int | None = None, generator: torch.Generator | None = None) -> EnsembleDraws:
@@ -239,7 +240,7 @@ class Ensemble(MemberPosterior):
         """Raw outputs of the members ``which``, [S, N, …]; each member is evaluated once."""
         unique = sorted(set(which))
         network = self.members[0]
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(x))
+        wanted = torch.is_grad_enabled() and is_followed(x)
         with fused_attention_off, torch.set_grad_enabled(wanted):
             pieces = network.pieces(x, BATCH)
             found = torch.cat([self._piece(piece, unique) for piece in pieces], dim=1)

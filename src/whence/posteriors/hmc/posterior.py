@@ -20,14 +20,13 @@ from whence.posteriors.base import (
     LayerStructure,
     Summary,
     by_owner,
-    from_tensors,
     joint_block,
     layer_structures,
-    to_tensors,
 )
 from whence.posteriors.drawn import DrawnPosterior, State
 from whence.posteriors.hmc.chains import SamplerSettings
 from whence.posteriors.hmc.diagnostics import Diagnostics, diagnostics, to_arviz
+from whence.posteriors.stored_inputs import from_tensors, to_tensors
 from whence.predictive.links import predict_draws
 from whence.predictive.sampled import WeightDraws
 from whence.priors import ByParameter, PriorPrecision

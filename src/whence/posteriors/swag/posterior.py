@@ -18,10 +18,11 @@ from whence.engine.randomness import normal
 from whence.errors import BadFile, BadOption
 from whence.functional import Network
 from whence.likelihoods import Likelihood
-from whence.posteriors.base import LayerStructure, by_owner, from_tensors, layer_structures, to_tensors
+from whence.posteriors.base import LayerStructure, by_owner, layer_structures
 from whence.posteriors.drawn import State
 from whence.posteriors.gaussian import Covariance, GaussianPosterior
 from whence.posteriors.laplace.covariance import refuse_dense
+from whence.posteriors.stored_inputs import from_tensors, to_tensors
 from whence.posteriors.swag.batch_norm import batch_norm_statistics
 from whence.predictive.sampled import WeightDraws
 from whence.predictive.serving import Logits

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.engine.batches import Inputs, tensors_in
+from whence.engine.batches import Inputs
 from whence.engine.contexts import full_precision
+from whence.engine.follow import is_followed
 from whence.engine.randomness import Points
 from whence.errors import BadOption, NotDefined, explains_keywords
 from whence.functional import Network
@@ -168,7 +169,7 @@ class Unstructured(DrawnPosterior, WeightPosterior):
         chosen = Method.parse(method or self.default_method, "method")
         self._refuse_closed_forms(None, link, joint)
         draws = self.chosen(num_samples, generator)
-        with full_precision(), torch.set_grad_enabled(any(t.requires_grad for t in tensors_in(x))):
+        with full_precision(), torch.set_grad_enabled(is_followed(x)):
             if chosen is Method.SAMPLED:
                 return self._functions(draws).predict(x)
             return self._linearised(*self._linearised_draws(draws).moved(x))

@@ -18,11 +18,13 @@ from whence.report.figures.curves import (
     spectrum,
     track,
 )
+from whence.report.figures.inputs import attribution
 from whence.report.figures.layers import activations, classes, compare_shares, distributions, sensitivity, shares
 from whence.report.figures.weights import curvature, magnitude, units, weight_maps
 
 __all__ = [
     "activations",
+    "attribution",
     "classes",
     "compare_agreement",
     "compare_layers",
