@@ -5,12 +5,13 @@ STAMP := $(VENV)/.installed
 WITNESS := $(VENV)/.witnesses
 unexport PYTHONDONTWRITEBYTECODE  # tests are rewritten and compiled once, not by every process again
 
-.PHONY: help demo test test-all lint types setup bench clean
+.PHONY: help demo test test-all lint types setup bench fuzz clean
 
 help:
 	@echo "make demo      train a small network, audit it, write the page (whence demo)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same with the long comparisons"
+	@echo "make fuzz      random networks, calls, files and pages for an hour (SECONDS=600 for less)"
 	@echo "make bench     speed and memory beside other libraries (half an hour)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -43,6 +44,10 @@ test: $(STAMP) $(WITNESS) lint types
 
 test-all: $(STAMP) $(WITNESS) lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m ''
+
+SECONDS ?= 3600
+fuzz: $(STAMP) $(WITNESS)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

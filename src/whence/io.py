@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.engine.files import read_tensors, require_folder, write_tensors
-from whence.errors import BadFile
+from whence.errors import BadFile, WhenceError
 from whence.functional import Network, weights_hash
 from whence.likelihoods import Likelihood, from_spec
 from whence.posteriors.base import Posterior
@@ -118,7 +118,9 @@ def load(path: str | Path, model: nn.Module | Sequence[nn.Module], *, likelihood
         network = Network.snapshot(model)
         _check_network(path, meta, network)
         return from_plain(tensors, meta, network, _likelihood(path, meta, likelihood))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except WhenceError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
         raise BadFile(f"{path} is damaged: {type(error).__name__} {error} in its metadata.") from error
 
 
@@ -142,9 +144,11 @@ def from_bytes(content: bytes, models: list[nn.Module], likelihood: Likelihood) 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, meta = read_tensors(path)
+    if not isinstance(meta.get("format"), int) or not isinstance(meta.get("kind"), str):
+        raise BadFile(f"{path} is damaged, or no posterior: its metadata names no format and kind.")
     if meta["format"] > FORMAT:
         raise BadFile(
-            f"{path} was written by whence {meta['whence']}, whose format {meta['format']} is newer than {FORMAT}."
+            f"{path} was written by whence {meta.get('whence')}, whose format {meta['format']} is newer than {FORMAT}."
         )
     return meta, tensors
 

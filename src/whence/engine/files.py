@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whence.errors import BadFile
 
-META = "whence"  # key of the JSON text in a safetensors header
+META, DIGEST = "whence", "whence.sha256"  # keys of a safetensors header: JSON text; digest of it and the tensors
 Tensors = dict[str, Tensor]
 
 
@@ -67,19 +67,27 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and plain values to a safetensors file, atomically."""
-    plain = _without_shared_memory(tensors)
+    plain, text = _without_shared_memory(tensors), json.dumps(meta)
     with _as_bad_file(Path(path)), replacing(path) as temporary:
-        save_file(plain, str(temporary), metadata={META: json.dumps(meta)})
+        save_file(plain, str(temporary), metadata={META: text, DIGEST: _digest_of_file(plain, text)})
+
+
+def _digest_of_file(tensors: Tensors, text: str) -> str:
+    names = sorted(tensors)
+    return digest((tensors[name] for name in names), json.dumps([text, names]))
 
 
 def read_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read a file of :func:`write_tensors`."""
+    """Read a file of :func:`write_tensors`; one that has changed since is refused, if it has a digest."""
     meta = read_meta(path)
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+            tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise BadFile(f"{path} is not a readable safetensors file, or is truncated ({error}).") from error
+    if DIGEST in header and header[DIGEST] != _digest_of_file(tensors, header[META]):
+        raise BadFile(f"{path} is damaged: its content has changed since it was written.")
+    return tensors, meta
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         raise BadFile(f"{path} is a safetensors file, but was not written by whence.")
     try:
         found = json.loads(header[META])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFile(f"{path} is damaged: its metadata is not JSON ({error}).") from error
     if not isinstance(found, dict):
         raise BadFile(f"{path} is damaged: its metadata is a {type(found).__name__}.")

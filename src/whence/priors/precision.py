@@ -17,6 +17,8 @@ from whence.errors import BadOption
 from whence.linalg.ratios import PerWeight, Ratio
 from whence.recording.blocks import Block, Param
 
+SMALLEST, LARGEST = 1e-30, 1e30  # precisions
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -185,7 +187,7 @@ def is_bias(name: str) -> bool:
 
 
 def positive(value: Any, what: str) -> float:
-    """A positive, finite number."""
+    """A positive number that single precision can hold, with room for products."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -195,6 +197,11 @@ def positive(value: Any, what: str) -> float:
         ) from None
     if not (math.isfinite(number) and number > 0):
         raise BadOption(f"the prior precision {what} must be positive, but it is {number:g}; 1.0 is a common choice.")
+    if not SMALLEST <= number <= LARGEST:
+        raise BadOption(
+            f"the prior precision {what} must be between {SMALLEST:g} and {LARGEST:g}, but it is {number:g}; 1.0 is a "
+            "common choice."
+        )
     return number
 
 
