@@ -19,7 +19,7 @@ import whence
 from tests.contract.posteriors import MAKE, NEW, made
 from tests.fuzz.budget import cases
 from whence.engine.checkpoint import CheckpointFile
-from whence.engine.files import DIGEST, META
+from whence.engine.files import META
 from whence.errors import BadFile, WhenceError
 
 HOSTILE: list[Any] = [None, True, -1, 1e308, "", "x" * 50, [], {}, [[]], {"a": {}}, "../../etc/passwd", "\x00", 2**70]
@@ -87,21 +87,16 @@ def test_damaged_posteriors(data: st.DataObject, name: str) -> None:
 @cases(120)
 @given(st.data(), st.sampled_from(sorted(MAKE)))
 def test_hostile_metadata(data: st.DataObject, name: str) -> None:
-    """Whoever writes the digest too gets an error of whence, or a posterior that predicts."""
+    """Loading such a file ends in an error of whence, or in a posterior; never in another error, and nothing is run."""
     whole = saved(name)
     header = json.loads(whole[8 : 8 + struct.unpack("<Q", whole[:8])[0]])
     meta = json.loads(header["__metadata__"][META])
-    text = json.dumps(data.draw(replaced(meta)))
-    content = save(load(whole), metadata={META: text})
-    assert DIGEST not in json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"]
+    content = save(load(whole), metadata={META: json.dumps(data.draw(replaced(meta)))})
     try:
         posterior = loaded(content, name)
     except WhenceError:
         return
-    try:
-        posterior.predict(NEW)
-    except WhenceError:
-        return
+    assert posterior.kind == meta["kind"]
 
 
 @cases(40)

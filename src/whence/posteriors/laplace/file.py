@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from whence.posteriors.laplace.decompose import native_ratio, spectra_of
 from whence.posteriors.laplace.description import Tuning
 from whence.posteriors.laplace.posterior import Laplace
 from whence.priors import ByParameter, PriorPrecision, Relative, resolve_prior
+from whence.priors.precision import positive
 from whence.recording.blocks import Block, GradientSource, MatrixForm, Param
 from whence.recording.layout import Inspection, Layout, Place
 from whence.recording.plan import Plan
@@ -106,7 +108,7 @@ def from_plain(tensors: Tensors, meta: Meta, network: Network, likelihood: Likel
         prior=prior,
         spectra=_spectra(meta["decompositions"], tensors, curvature, prior, network.device),
         prior_mean=_below("prior_mean.", tensors) if meta["prior_mean"] is None else meta["prior_mean"],
-        data_scale=meta["data_scale"],
+        data_scale=positive(meta["data_scale"], "(data scale)"),
         damping=Damping(meta["damping"]),
         tuning=None if meta["tuning"] is None else Tuning.from_dict(meta["tuning"]),
         reference=_reference(meta, tensors, blocks, network),
@@ -199,5 +201,5 @@ def _inspection(layouts: list[Any]) -> Inspection:
     found = Inspection()
     for rule, weight, bias, nth, place, dim in layouts:
         key = (rule, None if weight is None else Ref(*weight), None if bias is None else Ref(*bias), nth)
-        found.layouts[key] = Layout(Place(place), dim)
+        found.layouts[key] = Layout(Place(place), operator.index(dim))
     return found
