@@ -5,8 +5,9 @@ Index legend: K chains, P parameters, N examples.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,10 +148,22 @@ def _traced(function: Callable[[Tensor], Any], position: Tensor) -> Callable[[Te
             torch.jit.trace(graph.eval(), (position,), check_trace=False)
         )
         other = position + 0.1 * torch.linspace(-1, 1, position.numel()).to(position).reshape(position.shape)
-        for _ in range(3):  # the executor optimises in the first runs
-            found, expected = script(other), function(other)
-            if not all(torch.allclose(a, b, rtol=1e-4, equal_nan=True) for a, b in zip(found, expected, strict=True)):
-                return None
+        with _without_fusion():
+            for _ in range(3):  # the executor optimises in the first runs
+                pairs = zip(script(other), function(other), strict=True)
+                if not all(torch.allclose(a, b, rtol=1e-4, equal_nan=True) for a, b in pairs):
+                    return None
     except Exception:
         return None
     return script
+
+
+@contextlib.contextmanager
+def _without_fusion() -> Iterator[None]:
+    """Keep torch's executor from compiling kernels, which hangs in some builds (Debian's torch 2.6)."""
+    was = torch._C._jit_texpr_fuser_enabled()
+    torch._C._jit_set_texpr_fuser_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_texpr_fuser_enabled(was)
