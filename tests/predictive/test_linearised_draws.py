@@ -186,12 +186,29 @@ def test_draws_are_not_kept_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch)
     assert len(alive) == 6 and sum(ref() is not None for ref in alive) == 0
 
 
-def test_directions_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directions_that_memory_does_not_hold_are_drawn_again(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
+    """The prediction is the same; one direction that does not fit is refused."""
     posterior, x = fitted("tokens", "kron")
-    monkeypatch.setattr("whence.predictive.linearised_draws.available", lambda _: 8 * 16 * posterior.parameters)
-    posterior.predict(x, num_samples=32)
-    with pytest.raises(TooLarge, match=r"17 directions of .* weights take .* num_samples="):
-        posterior.predict(x, num_samples=34)
+    each = 8 * posterior.parameters
+    set_sizes(directions_drawn=3 * each)
+    whole = posterior.predict(x, num_samples=16)
+    free = 10 * each
+    monkeypatch.setattr("whence.predictive.directions.available", lambda _: free)
+    drawn: list[int] = []
+    deviations = type(posterior).deviations
+
+    def noted(self: Any, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        drawn.append(count)
+        return deviations(self, count, generator)
+
+    monkeypatch.setattr(type(posterior), "deviations", noted)
+    again = posterior.predict(x, num_samples=16)
+    assert drawn == [3, 3, 2]
+    torch.testing.assert_close(again.probs, whole.probs)
+    torch.testing.assert_close(again.epistemic, whole.epistemic)
+    free = 5 * each
+    with pytest.raises(TooLarge, match=r"one direction of .* weights takes .* layers="):
+        posterior.predict(x, num_samples=16)
 
 
 def test_variational_and_swag_posteriors_too() -> None:

@@ -52,6 +52,7 @@ class Sizes:
     checked: int = 4 * MIB  # numbers that are checked for NaN at a time
     hessian_rows: int = 64  # rows of a Hessian in one backward pass
     directions: int = 16  # directions that a low-rank fit sends through the network together
+    directions_drawn: int = GIB  # directions of a linearised prediction that are drawn at a time
     shuffled: int = 256 * MIB  # examples that are shuffled, augmented and normalised at once
     shuffled_examples: int = 16_384  # the same, by their number
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from whence.curvature.jvp import room_for_tangents, tangents
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
-from whence.engine.memory import ChunkLimits, available, in_parts_that_fit, readable, sizes
+from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.engine.options import Option
 from whence.engine.progress import over_inputs
-from whence.errors import BadOption, EmptyData, NotDefined, TooLarge, notice
+from whence.errors import BadOption, EmptyData, NotDefined, notice
 from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
+from whence.predictive.directions import Directions, drawn
 from whence.predictive.gaussian_weights import GaussianWeights
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
@@ -38,9 +39,15 @@ ROOM = 4  # copies of all outputs that a prediction holds
 class LinearisedDraws(FunctionDraws):
     """A fixed set of functions x → f*(x) ± J(x) z."""
 
-    def __init__(self, network: Network, directions: Mapping[str, Tensor], likelihood: Likelihood) -> None:
-        self.network, self.directions, self.likelihood = network, dict(directions), likelihood
-        self.pairs = len(next(iter(self.directions.values())))
+    def __init__(self, network: Network, directions: Mapping[str, Tensor] | Directions, likelihood: Likelihood) -> None:
+        self.network, self.likelihood = network, likelihood
+        self._directions = directions if isinstance(directions, Directions) else Directions.held(dict(directions))
+        self.pairs = self._directions.count
+
+    @property
+    def directions(self) -> Mapping[str, Tensor]:
+        """z by parameter, [S, *shape]."""
+        return self._directions.together()
 
     def __len__(self) -> int:
         return 2 * self.pairs
@@ -88,7 +95,7 @@ class LinearisedDraws(FunctionDraws):
     def _in_parts(self, inputs: Inputs, limits: ChunkLimits) -> Iterator[tuple[Tensor, Tensor]]:
         return in_parts_that_fit(
             inputs,
-            lambda some: tangents(self.network, some, self.directions),
+            self._tangents,
             limits=limits,
             size=size_of,
             split=lambda some, size: list(cut(some, size)),
@@ -98,6 +105,10 @@ class LinearisedDraws(FunctionDraws):
                 "fewer with num_samples=…, or select fewer weights with layers=…."
             ),
         )
+
+    def _tangents(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        parts = [tangents(self.network, inputs, some) for some in self._directions.parts()]
+        return parts[0][0], joined(moved for _, moved in parts)
 
     def moved(self, x: Any) -> tuple[Tensor, Tensor]:
         """f*(x) [N, …], and J(x) z of each direction [S, N, …]."""
@@ -230,14 +241,6 @@ def linearised_draws(
     posterior: GaussianWeights, count: int, generator: torch.Generator | None = None
 ) -> LinearisedDraws:
     """``count`` directions of a posterior; the same ones every time unless a ``generator`` is passed."""
-    network, device = posterior.network, posterior.network.device
-    each = next(iter(network.params.values())).element_size()
-    needed, free = count * posterior.parameters * each, available(device)
-    if free is not None and needed > free:
-        raise TooLarge(
-            f"{count} directions of {posterior.parameters:,} weights take {readable(needed)}, and "
-            f"{readable(free)} of {device} are free. Take fewer with num_samples=… (twice the number of directions), "
-            "or select fewer weights with layers=…."
-        )
+    device = posterior.network.device
     generator = torch.Generator(device).manual_seed(0) if generator is None else generator
-    return LinearisedDraws(posterior.network, posterior.deviations(count, generator), posterior.likelihood)
+    return LinearisedDraws(posterior.network, drawn(posterior, count, generator), posterior.likelihood)
