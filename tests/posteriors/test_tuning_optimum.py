@@ -100,7 +100,8 @@ def test_prior_and_data_scale_by_validation_data(case: Any, structure: str, prio
     model, train, validation = overfitted(*case)
     posterior = fit(model, train, "classification", structure=structure, prior_precision=prior)
     free, fixed = (posterior.tune(validation, data_scale=s, progress=False).tuning.score for s in (True, False))
-    grid = Search(posterior, posterior.network.read(validation), Method.LINEARISED, ScaleSearch.BEST, None, None, False)
+    data = posterior.network.read(validation)
+    grid = Search(posterior, data, Method.LINEARISED, ScaleSearch.BEST, None, None, None, False)
     steps = [0.5 * k * DECADE for k in range(-8, 9)]
     grid._score(posterior, {0.2 * k * DECADE: steps for k in range(-30, 31)})
     assert free <= min(grid.scores.values()) + 0.003

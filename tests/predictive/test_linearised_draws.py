@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import math
 import warnings
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.reference.directions import losses_of_directions
 from tests.where.test_question import fitted, jacobian
 from whence.errors import BadOption, NotDefined, Notice, TooLarge
-from whence.posteriors.laplace.drawn_losses import DrawnLosses
-from whence.posteriors.laplace.validation import Validation
-from whence.predictive.dispatch import Method
 from whence.predictive.linearised_draws import LinearisedDraws, linearised_draws
 
 
@@ -71,22 +67,6 @@ def test_dense_outputs_are_predicted_linearised_by_default(name: str) -> None:
     torch.testing.assert_close(weights.exp(), torch.full((10,), 0.1, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("method", ["linearised", "sampled"])
-@pytest.mark.parametrize("structure", ["kron", "diag", "full", "lowrank", "ekfac"])
-def test_losses_at_other_data_scales_are_those_of_the_scaled_posterior(method: str, structure: str) -> None:
-    """Draws under V(δ, s) are those under V(δ / s, 1), divided by √s."""
-    posterior, x = fitted("map", structure)
-    y = torch.randint(4, (len(x), 3, 4), generator=torch.Generator().manual_seed(0))
-    validation = Validation(posterior.network.read((x, y), "validation"), progress=False)
-    drawn = DrawnLosses(validation, Method(method), 6, seed=3)
-    logs = [-1.0, 0.0, 2.5]
-    for s, found in zip(logs, drawn.losses(posterior, logs), strict=True):
-        names = [p.name for b in posterior.blocks for p in b.params]
-        prior = posterior.under(posterior.prior.scaled_by(dict.fromkeys(names, math.exp(s))))
-        direct = replace(prior, data_scale=posterior.data_scale * math.exp(s))
-        torch.testing.assert_close(found, drawn.losses(direct)[0], rtol=1e-8, atol=1e-10)
-
-
 def test_numbers_have_the_variance_of_the_jacobian() -> None:
     posterior, x = fitted("numbers", "full")
     found = posterior.predict(x, method="linearised", probes=4000)
@@ -135,7 +115,7 @@ def test_many_outputs_by_cost(set_sizes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["map", "tokens", "numbers"])
 def test_dense_outputs_are_tuned(name: str) -> None:
-    """The score is the loss of the draws that it says, and the best of all that were tried."""
+    """The score is the loss of the directions that it says, and the best of all that were tried."""
     posterior, _ = fitted(name)
     x = {"tokens": torch.randint(7, (20, 4))}.get(name, torch.randn(20, 1, 3, 4, dtype=torch.float64))
     outputs = posterior.network(x).detach()
@@ -146,16 +126,14 @@ def test_dense_outputs_are_tuned(name: str) -> None:
         tuned = posterior.tune((x, y), data_scale=False, progress=False)
     assert tuned.tuning.method == "linearised" and tuned.reference is not None
     assert tuned.tuning.score <= min(t.score for t in tuned.tuning.trials) + 1e-4
-    draws = linearised_draws(tuned, 10, torch.Generator().manual_seed(0)).outputs(x)
-    likelihood = tuned.likelihood
-    each = torch.stack([-likelihood.elements(o, likelihood.check(o, y)) for o in draws])  # log p of every target
-    by_hand = -(each.logsumexp(0) - math.log(20)).sum(1).mean()
+    mean, moved = linearised_draws(tuned, 10, torch.Generator().manual_seed(0)).moved(x)
+    by_hand = losses_of_directions(tuned.likelihood, mean, moved, tuned.likelihood.check(mean, y), 64).mean()
     assert abs(tuned.tuning.score - float(by_hand)) < 1e-8
 
 
 def test_what_cannot_be_asked() -> None:
     posterior, x = fitted("map")
-    with pytest.raises(NotDefined, match="dense outputs are by draws"):
+    with pytest.raises(NotDefined, match="dense outputs is by draws"):
         posterior.predict(x, method="linearised", probes="exact")
     with pytest.raises(BadOption, match="for weight draws pass num_samples"):
         posterior.predict(x, method="sampled", probes=8)

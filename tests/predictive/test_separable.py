@@ -181,7 +181,7 @@ def test_scores_in_single_and_double_precision_agree() -> None:
     for network in (model, copy.deepcopy(model).double()):
         posterior = whence.laplace(network, data, likelihood="classification")
         loader = Data(validation, posterior.network.device, posterior.network.dtype)
-        search = Search(posterior, loader, Method.LINEARISED, ScaleSearch.FIXED, None, None, False)
+        search = Search(posterior, loader, Method.LINEARISED, ScaleSearch.FIXED, None, None, None, False)
         search._score(posterior, {0.5 * k: [0.0] for k in range(-16, 17)})
         found.append(search.scores)
     assert found[0] == pytest.approx(found[1], rel=1e-4)

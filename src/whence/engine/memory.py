@@ -43,6 +43,7 @@ class Sizes:
     joint: int = 4 * GIB  # limit on Jacobian and covariance of a joint prediction
     validation: int = 512 * MIB  # projections and covariances that tuning keeps
     cuda_validation: int = 8 * GIB
+    drawn_validation: int = 2 * GIB  # outputs along directions that tuning keeps on a CPU
     priors: int = 8 * MIB  # products of gradients under many priors, on a CPU
     cuda_priors: int = 512 * MIB
     decomposition: int = GIB  # matrices that are decomposed in one call, in float64

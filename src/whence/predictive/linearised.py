@@ -113,9 +113,23 @@ def piece_size(
     columns: int | None = None,
 ) -> int:
     """How many examples go through together; ``all_there`` if no other inputs follow."""
-    plan = posterior.plan
-    one = plan.record(take(inputs, slice(0, 1)), 1)
-    outputs = one.outputs
+    one = posterior.plan.record(take(inputs, slice(0, 1)), 1)
+    each, device = bytes_of_one(posterior, one, diagonal, columns), one.outputs.device
+    cpu = device.type == "cpu"
+    _refuse_too_large(each, device, columns or one.outputs.shape[1])
+    room = sizes().one_tensor(device)
+    if not cpu:
+        room = max(room, min((available(device) or 0) // FREE, LARGEST))
+    most = int(room // max(each, 1))
+    step = max((sizes().prediction if cpu else sizes().cuda_prediction) // max(each, 1), FEW)
+    if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
+        step = step * 3 // 2  # too few pieces for a graph, so that every piece costs its launches
+    return max(1, min(most, step))
+
+
+def bytes_of_one(posterior: GaussianWeights, one: Recording, diagonal: bool = False, columns: int | None = None) -> int:
+    """Memory that one recorded input takes while its columns (by default one for each output) are projected."""
+    plan, outputs = posterior.plan, one.outputs
     if columns is None:
         require_flat(outputs)
     classes = columns or outputs.shape[1]
@@ -124,16 +138,21 @@ def piece_size(
     shared = [b.size for b in plan.blocks if _needs_rows(b, one)]
     rows = sum(b.size for b in plan.blocks) if posterior.joint else max(shared, default=0)
     squares = 3 * classes * (1 if diagonal else classes)
-    each = activations + (3 * rows * classes + squares) * outputs.element_size()
-    cpu = outputs.device.type == "cpu"
-    room = sizes().one_tensor(outputs.device)
-    if not cpu:
-        room = max(room, min((available(outputs.device) or 0) // FREE, LARGEST))
-    most = int(room // max(each, 1))
-    step = max((sizes().prediction if cpu else sizes().cuda_prediction) // max(each, 1), FEW)
-    if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
-        step = step * 3 // 2  # too few pieces for a graph, so that every piece costs its launches
-    return max(1, min(most, step))
+    return activations + (3 * rows * classes + squares) * outputs.element_size()
+
+
+def fits(bytes_each: int, device: torch.device) -> bool:
+    """Whether one input can be computed at all. A GPU says so when it is tried; a CPU's process is killed instead."""
+    free = available(device) if device.type == "cpu" else None
+    return free is None or bytes_each <= free
+
+
+def _refuse_too_large(bytes_each: int, device: torch.device, columns: int) -> None:
+    if not fits(bytes_each, device):
+        raise TooLarge(
+            f"differentiating {columns:,} outputs or columns of one input takes {readable(bytes_each)}, and "
+            f"{readable(available(device) or 0)} are free. Let probes= choose a few random ones ('auto', or a number)."
+        )
 
 
 def _needs_rows(block: Block, recording: Recording) -> bool:

@@ -9,7 +9,7 @@ Index legend: S directions, N inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.predictive.directions import Directions, drawn
 from whence.predictive.gaussian_weights import GaussianWeights
+from whence.predictive.linearised import bytes_of_one, fits
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
 from whence.predictive.sampled import BATCH, FunctionDraws
@@ -201,40 +202,63 @@ def pairs_for(num_samples: int | None) -> int:
     return DIRECTIONS if num_samples is None else -(-num_samples // 2)
 
 
-def directions_for(
-    posterior: GaussianWeights, x: Any, probes: Probes | int, num_samples: int | None, what: str = "predict()"
-) -> int | None:
-    """Number of directions to draw; None if all outputs are differentiated instead.
-
-    Always for dense outputs, otherwise by cost, or as ``probes`` says; ``num_samples`` draws are half as many.
-    """
-    wanted = pairs_for(num_samples)
-    if isinstance(probes, int):
-        if num_samples is not None:
-            raise BadOption("probes= and num_samples= both say how many draws; pass one of them.")
-        return probes
-    dense = len(posterior.output_shape) != 1
-    if probes is Probes.EXACT and dense:
-        raise NotDefined(
-            "linearised predictions of dense outputs are by draws of the linearised network; pass probes= or "
-            "num_samples= for their number."
-        )
-    if dense:
-        return wanted
-    outputs, cost = posterior.output_shape[0], FORWARD_MODE * wanted
-    if probes is Probes.EXACT or outputs <= cost or not (is_inputs(x) or isinstance(x, Sized)):
-        return None
+def directions_for(posterior: GaussianWeights, x: Any, probes: Probes | int, num_samples: int | None) -> int | None:
+    """Number of directions for a prediction; None if all outputs are differentiated instead."""
+    choice = Choice(posterior, pairs_for(num_samples))
+    asked = choice.asked(probes, num_samples)
+    if asked is not None or probes is Probes.EXACT or choice.few or not (is_inputs(x) or isinstance(x, Sized)):
+        return asked
     first = next(posterior.network.pieces(x, BATCH))
-    inputs = size_of(x) if is_inputs(x) else size_of(first) * len(x)
-    one = posterior.plan.record(take(first, slice(0, 1)), 1)
-    work = BACKWARD * outputs * inputs * one.multiplications
-    if one.is_last_layer or work <= sizes().exact_work(posterior.network.device):
-        return None
-    notice(
-        f"{what} uses {2 * wanted} draws of the linearised network instead of differentiating all "
-        f"{outputs:,} outputs; probes='exact' takes about {outputs / cost:.0f} times as long."
-    )
-    return wanted
+    return choice.by_cost(first, size_of(x) if is_inputs(x) else size_of(first) * len(x))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether outputs are differentiated, or ``wanted`` directions are drawn and sent forward ``passes`` times."""
+
+    posterior: GaussianWeights
+    wanted: int
+    what: str = "predict()"
+    passes: int = 1
+
+    @property
+    def cost(self) -> int:
+        """In backward columns."""
+        return FORWARD_MODE * self.wanted * self.passes
+
+    @property
+    def few(self) -> bool:
+        """Whether the outputs are so few that they are differentiated in any case."""
+        return self.posterior.output_shape[0] <= min(self.cost, FORWARD_MODE * DIRECTIONS)
+
+    def asked(self, probes: Probes | int, num_samples: int | None) -> int | None:
+        """The number of directions if it follows from the options, or from outputs that are dense."""
+        if isinstance(probes, int):
+            if num_samples is not None:
+                raise BadOption("probes= and num_samples= both say how many draws; pass one of them.")
+            return probes
+        dense = len(self.posterior.output_shape) != 1
+        if probes is Probes.EXACT and dense:
+            raise NotDefined(
+                f"{self.what} of dense outputs is by draws of the linearised network; pass probes= or num_samples= "
+                "for their number."
+            )
+        return self.wanted if dense else None
+
+    def by_cost(self, first: Inputs, inputs: int) -> int | None:
+        """The number of directions for ``inputs`` inputs like the ``first``, unless differentiating is cheap enough."""
+        posterior, outputs = self.posterior, self.posterior.output_shape[0]
+        one = posterior.plan.record(take(first, slice(0, 1)), 1)
+        device, work = posterior.network.device, BACKWARD * outputs * inputs * one.multiplications
+        affordable = outputs <= self.cost or work <= sizes().exact_work(device)
+        if one.is_last_layer or (affordable and fits(bytes_of_one(posterior, one), device)):
+            return None
+        longer = f"; probes='exact' takes about {outputs / self.cost:.0f} times as long" if not affordable else ""
+        notice(
+            f"{self.what} uses {2 * self.wanted} draws of the linearised network instead of differentiating all "
+            f"{outputs:,} outputs{longer}."
+        )
+        return self.wanted
 
 
 def linearised_draws(

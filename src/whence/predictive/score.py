@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from whence.engine.memory import chunks
 from whence.engine.randomness import quasi_normals
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.dense import psd_root
@@ -41,6 +42,28 @@ def gaussian_losses(
         losses = [_spread_loss(likelihood, mean, spread / math.sqrt(s), targets) for s in scales]
         return torch.stack(losses, dim=1)
     return _spread_loss(likelihood, mean, spread.unsqueeze(2) / divisors.sqrt()[:, None, None], targets)
+
+
+def direction_losses(
+    likelihood: Likelihood, mean: Tensor, moved: Tensor, targets: Tensor, scales: Sequence[float], count: int
+) -> Tensor:
+    """Loss of Gaussians over outputs [N, …] with covariance Σ_s m_s m_sᵀ / S of derivatives m [S, N, …]: [scales, N].
+
+    ``count`` points of the Gaussian are mixtures of the S derivatives, so that they cost no further pass.
+    """
+    if isinstance(likelihood, Gaussian):
+        off = (targets.reshape(mean.shape) - mean).square()
+        noise, variance = likelihood.variance(mean).reshape(mean.shape), moved.square().mean(0)
+        totals = [noise + variance / scale for scale in scales]
+        losses = [0.5 * off / total + 0.5 * torch.log(2 * math.pi * total) for total in totals]
+        return torch.stack([loss.double().flatten(1).sum(1) for loss in losses])
+    points = quasi_normals(count, len(moved), mean.device, mean.dtype) / math.sqrt(len(moved))
+    found = []
+    for some in chunks(len(mean), 4 * count * mean[0].numel() * mean.element_size(), mean.device):
+        spread = torch.tensordot(points, moved[:, some], 1)  # [count, N, …]
+        draws = (mean[some] + spread / math.sqrt(scale) for scale in scales)
+        found.append(torch.stack([mixture_loss(likelihood, outputs, targets[some]).double() for outputs in draws]))
+    return torch.cat(found, 1)
 
 
 def _spread_loss(likelihood: Likelihood, mean: Tensor, spread: Tensor, targets: Tensor) -> Tensor:

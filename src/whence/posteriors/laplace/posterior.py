@@ -315,17 +315,17 @@ class Laplace(WeightPosterior[P_co]):
         generator: torch.Generator | None = None,
         reference: bool = True,
         progress: bool = True,
+        probes: Literal["auto", "exact"] | int = "auto",
     ) -> Self:
         """Choose the prior precision (and data scale): by validation data, or without it by the evidence.
 
-        ``data_scale="auto"`` leaves the scale alone unless another one is better on the validation data by more than
-        two standard errors; ``True`` takes the best, ``False`` never moves it. The result keeps its trace in
-        ``.tuning``, and with validation data the ``.reference`` for novelty (a linearised pass;
-        ``reference=False`` leaves it out).
+        ``data_scale="auto"`` leaves the scale alone unless another one is better by more than two standard errors;
+        ``True`` takes the best, ``False`` never moves it. ``probes``: how many random directions replace many outputs.
+        The result keeps its trace in ``.tuning``, and with validation data the ``.reference`` for novelty.
         """
         from whence.posteriors.laplace.tuning import tuned_by
 
-        options = (per_layer, method, data_scale, num_samples, generator, progress, reference)
+        options = (per_layer, method, data_scale, num_samples, generator, progress, reference, probes)
         return cast("Self", tuned_by(self, data, *options).posterior)
 
     # More data

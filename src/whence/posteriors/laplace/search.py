@@ -25,7 +25,14 @@ from whence.engine.randomness import seed_from
 from whence.errors import BadOption, notice
 from whence.likelihoods import Gaussian
 from whence.posteriors.laplace.description import Trial, Tuning
-from whence.posteriors.laplace.drawn_losses import DRAWS, DrawnLosses
+from whence.posteriors.laplace.drawn_losses import (
+    DRAWS,
+    SPANNED,
+    DrawnLosses,
+    LinearisedLosses,
+    WeightLosses,
+    scaled_prior,
+)
 from whence.posteriors.laplace.validation import ByLayer, ProjectedExamples, Validation, scaled_priors
 from whence.predictive.dispatch import Method
 from whence.predictive.score import gaussian_losses
@@ -64,6 +71,7 @@ class Search:
         data: Data,
         method: Method,
         scale: ScaleSearch,
+        directions: int | None,
         num_samples: int | None,
         generator: torch.Generator | None,
         progress: bool,
@@ -72,10 +80,13 @@ class Search:
         self.validation = Validation(data, progress)
         self.scales, self.sober = scale is not ScaleSearch.FIXED, scale is ScaleSearch.SOBER
         linearised = method is Method.LINEARISED
-        self.by_draws = not linearised or len(posterior.output_shape) != 1  # of the weights, or the linearised network
-        self.num_samples = num_samples or (DRAWS if self.by_draws else POINTS)
+        self.num_samples = num_samples or POINTS
         seed = 0 if linearised and generator is None else seed_from(generator)
-        self.drawn = DrawnLosses(self.validation, method, self.num_samples, seed)
+        self.drawn: DrawnLosses | None = None  # None: all outputs are differentiated
+        if not linearised:
+            self.drawn = WeightLosses(self.validation, num_samples or DRAWS, seed)
+        elif directions is not None:
+            self.drawn = LinearisedLosses(self.validation, directions, SPANNED, seed)
         self.trials: list[Trial] = []
         self.scores: dict[tuple[float, float], float] = {}
         self.sizes: dict[float, float] = {}  # log of the mean variance of the outputs, by r
@@ -84,6 +95,8 @@ class Search:
     def run(self, per_layer: bool) -> Laplace:
         r, s = self._grid(self.start)
         best, score = self._at(self.start, r, s), self.scores[r, s]
+        if self.drawn is not None:
+            score = float(self._each(self.start, r, s).mean())  # without interpolation
         self._notify_if_no_effect(best, r, s)
         if per_layer:
             best, score = self._layers(best, score)
@@ -104,10 +117,7 @@ class Search:
 
     def _at(self, posterior: Laplace, r: float, s: float) -> Laplace:
         """Prior factor r · s (so that δ / s changes by r) and data scale s, both relative to ``posterior``."""
-        factors = {p.name: math.exp(r + s) for b in posterior.blocks for p in b.params}
-        return replace(
-            posterior.under(posterior.prior.scaled_by(factors)), data_scale=posterior.data_scale * math.exp(s)
-        )
+        return replace(scaled_prior(posterior, r + s), data_scale=posterior.data_scale * math.exp(s))
 
     def _grid(self, posterior: Laplace) -> tuple[float, float]:
         """A grid that does not depend on the start, extended at its edges, then refined."""
@@ -115,6 +125,8 @@ class Search:
         self.floor = math.log(resolution(posterior)) - start
         rs = [r for r in (k * DECADE - start for k in range(-6, 11)) if r > self.floor] or [self.floor]
         self.scores, self.sizes = {}, {}
+        if self.drawn is not None:
+            self.drawn.begin(posterior)
         self._score(posterior, {r: [0.0] for r in rs})
         self._widen(posterior, scales=False)
         plain = self._refined(posterior, scales=False)
@@ -166,6 +178,8 @@ class Search:
         """Refine around the best point: by prior factor, and along equal size of the variance."""
         steps = [DECADE / 2**k for k in range(1, 6)]
         middle = self._best(scales)[0]
+        if self.drawn is not None:
+            self.drawn.refine(middle)
         self.validation.expect([middle + k * steps[-1] for k in range(-32, 33)])
         if not scales:
             self._score(posterior, {middle + k * DECADE / 4: [0.0] for k in range(-4, 5)})
@@ -211,11 +225,11 @@ class Search:
         missing = [r for r in rs if r not in self.sizes]
         if not missing:
             return
-        if not self.by_draws:
+        if self.drawn is None:
             covs = self.validation.first_covariances(posterior, missing)
             found = [float(cov.diagonal(dim1=-2, dim2=-1).double().mean()) for cov in covs]
         else:
-            found = [self.drawn.mean_variance(self._at(posterior, r, 0.0)) for r in missing]
+            found = [self.drawn.mean_variance(posterior, r) for r in missing]
         for r, size in zip(missing, found, strict=True):
             self.sizes[r] = math.log(max(size, 1e-300)) if math.isfinite(size) else 0.0
 
@@ -228,7 +242,7 @@ class Search:
         wanted = {r: missing for r, missing in wanted.items() if missing}
         if not wanted:
             return
-        found = self._sampled(posterior, wanted) if self.by_draws else self._linearised(posterior, wanted)
+        found = self._linearised(posterior, wanted) if self.drawn is None else self._drawn(posterior, wanted)
         self.scores |= found
         self.trials += [Trial(math.exp(r + s), math.exp(s), score) for (r, s), score in found.items()]
 
@@ -270,17 +284,19 @@ class Search:
 
     def _each(self, posterior: Laplace, r: float, s: float) -> Tensor:
         """NLL of each validation example at one point, [N]."""
-        if self.by_draws:
-            return self.drawn.losses(self._at(posterior, r, 0.0), [s])[0]
+        if self.drawn is not None:
+            self.drawn.make_exact(r)
+            return self.drawn.losses(posterior, r, [s])[0]
         losses = []
         for piece, covs in self.validation.covariances(posterior, [r]):
             losses.append(self._losses(posterior, piece, covs, [s])[0, 0].cpu())
         return torch.cat(losses)
 
-    def _sampled(self, posterior: Laplace, wanted: dict[float, list[float]]) -> dict[tuple[float, float], float]:
+    def _drawn(self, posterior: Laplace, wanted: dict[float, list[float]]) -> dict[tuple[float, float], float]:
+        assert self.drawn is not None
         found: dict[tuple[float, float], float] = {}
         for r, ss in wanted.items():
-            means = self.drawn.losses(self._at(posterior, r, 0.0), ss).mean(1).tolist()
+            means = self.drawn.losses(posterior, r, ss).mean(1).tolist()
             found |= {(r, s): math.inf if math.isnan(mean) else mean for s, mean in zip(ss, means, strict=True)}
         return found
 
@@ -293,7 +309,7 @@ class Search:
             )
         for step in (DECADE, DECADE / 3):
             moves = [-2 * step, -step, 0.0, step, 2 * step]
-            known = None if self.by_draws else self.validation.by_layer(posterior, moves)
+            known = self.validation.by_layer(posterior, moves) if self.drawn is None else None
             taken = [moves.index(0.0)] * len(posterior.blocks)
             for i, block in enumerate(posterior.blocks):
                 if known is None:
@@ -325,10 +341,10 @@ class Search:
     def _layer_scores(self, posterior: Laplace, layer: str, moves: list[float]) -> dict[float, float]:
         """Mean NLL with one layer's prior changed by each factor."""
         totals = dict.fromkeys(moves, 0.0)
-        if self.by_draws:
+        if self.drawn is not None:
             for move in moves:
                 moved = _with_layer_prior(posterior, layer, move)
-                totals[move] = self._sampled(moved, {0.0: [0.0]})[0.0, 0.0]
+                totals[move] = self._drawn(moved, {0.0: [0.0]})[0.0, 0.0]
             return totals
         for piece in self.validation.pieces(posterior):
             rest, covs = _one_layer(posterior, piece, layer, moves)

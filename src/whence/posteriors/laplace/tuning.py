@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from whence.engine.batches import Inputs, take
+from whence.engine.batches import Data, Inputs, size_of, take
 from whence.engine.contexts import full_precision
 from whence.engine.memory import remembered
 from whence.errors import BadOption, notice, one_of
 from whence.likelihoods import Gaussian
 from whence.linalg.gaussian import Damping
 from whence.posteriors.laplace.description import Trial, Tuning
+from whence.posteriors.laplace.drawn_losses import DRAWS, NODES
 from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
 from whence.posteriors.laplace.same_data import Overlap
 from whence.posteriors.laplace.search import ScaleSearch, Search, level
 from whence.predictive.collected import CollectedPredictions
 from whence.predictive.dispatch import Method, predict
-from whence.predictive.linearised_draws import Probes, directions_for
+from whence.predictive.linearised_draws import Choice, Probes, check_probes, directions_for, pairs_for
 from whence.predictive.predictions import Prediction
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Tuned:
 
     def prediction(self, inputs: Inputs) -> Prediction | None:
         """The linearised prediction of all validation inputs, if the search kept what it needs."""
-        if self.search is None or self.search.by_draws:
+        if self.search is None or self.search.drawn is not None:
             return None
         if directions_for(self.posterior, inputs, Probes.AUTO, None) is not None:
             return None
@@ -67,16 +68,19 @@ def tuned_by(
     generator: torch.Generator | None = None,
     progress: bool = True,
     reference: bool = True,
+    probes: Any = "auto",
 ) -> Tuned:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.tune`."""
     chosen = Method.parse(method, "method")
     if not isinstance(data_scale, bool):
         one_of(data_scale, ("auto",), "data_scale (True, False or 'auto')")
+    columns = check_probes(probes)
     if data is None:
-        if chosen is not Method.LINEARISED or num_samples is not None or generator is not None:
+        drawn = num_samples is not None or generator is not None or columns is not Probes.AUTO
+        if chosen is not Method.LINEARISED or drawn:
             raise BadOption(
-                "without validation data the evidence is maximised, which draws nothing: method, num_samples and "
-                "generator do not apply. Pass validation data, or omit them."
+                "without validation data the evidence is maximised, which draws nothing: method, num_samples, probes "
+                "and generator do not apply. Pass validation data, or omit them."
             )
         if data_scale is True:
             raise BadOption("the evidence cannot choose the data scale; pass validation data, or omit data_scale.")
@@ -84,9 +88,10 @@ def tuned_by(
     network = posterior.network
     loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
+    directions = _directions(posterior, loader, chosen, columns, num_samples)
     overlap = Overlap(posterior)
     overlap.watch(loader)
-    search = Search(posterior, loader, chosen, ScaleSearch(data_scale), num_samples, generator, progress)
+    search = Search(posterior, loader, chosen, ScaleSearch(data_scale), directions, num_samples, generator, progress)
     tuned = search.run(per_layer)
     overlap.say()
     if not reference:
@@ -94,6 +99,23 @@ def tuned_by(
     from whence.where.novelty import with_reference
 
     return Tuned(with_reference(tuned, data, search.validation.traces), search)
+
+
+def _directions(
+    posterior: Laplace, data: Data, method: Method, probes: Probes | int, num_samples: int | None
+) -> int | None:
+    """Number of directions of the linearised network; None if all outputs are differentiated, or weights drawn."""
+    if method is not Method.LINEARISED:
+        if probes is not Probes.AUTO:
+            raise BadOption(f"probes={probes!r} is for the linearised predictive; for weight draws pass num_samples.")
+        return None
+    wanted = DRAWS // 2 if num_samples is None else pairs_for(num_samples)
+    choice, batches = Choice(posterior, wanted, "tune()", NODES), data.length()
+    asked = choice.asked(probes, num_samples)
+    if asked is not None or probes is Probes.EXACT or choice.few or not batches:
+        return asked
+    first = next(iter(data)).inputs
+    return choice.by_cost(first, size_of(first) * batches)
 
 
 def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
