@@ -162,10 +162,13 @@ def _eigen(matrix: Tensor, names: list[str], counts: list[int]) -> Eigen:
         if not work.is_cuda or not is_out_of_memory(error):
             raise
         values, vectors = _decomposed(work.cpu(), double, owner)  # slower, but there is enough memory
-    top = values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
+    tolerated = NEGATIVE.get(matrix.dtype, 1e-4)
+    # Gradients that vanish underflow, and the smallest numbers have no digits left.
+    least = size * torch.finfo(matrix.dtype).tiny / tolerated
+    top = values.abs().amax(-1, keepdim=True).clamp(min=least)
     lowest = (values / top).amin(-1)
     worst = float(lowest.min())
-    _require(lowest >= -NEGATIVE.get(matrix.dtype, 1e-4), owner, NEGATIVE_VALUE.format(worst))
+    _require(lowest >= -tolerated, owner, NEGATIVE_VALUE.format(worst))
     # Directions without curvature have λ = ±ε λ_max by rounding; set them to zero.
     noise = torch.finfo(matrix.dtype).eps * size * top
     values = torch.where(values > noise * 1e-2, values, values.clamp(min=0))

@@ -28,7 +28,7 @@ TIE = 1e-5  # the same for log-odds
 MOST_EVIDENCE = 600.0  # exp(−600) is still a double
 FOLDS = 10
 SHRINKAGE = 0.2  # smallest shrinkage of correlations; more if there are few inputs per layer
-STEPS = 300
+STEPS, LOOKED_AT, CHANGE = 300, 5, 1e-10  # of an optimisation: at most so many, and when it ends
 
 
 class Combine(Option):
@@ -164,12 +164,14 @@ def gauss(own: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     For each reference input R comes from the other folds. If nothing is shifted up, the sum of e_b gives the order.
     """
     z, new = (-torch.special.ndtri(torch.exp(-e)) for e in (own, given))  # Φ⁻¹(1 − p)
-    shrinkage = max(SHRINKAGE, z.shape[1] / (len(z) + z.shape[1]))
-    ratio = torch.empty(len(z), dtype=z.dtype)
-    fold = torch.arange(len(z)) % FOLDS
-    for k in range(min(FOLDS, len(z))):
-        mine = fold == k
-        ratio[mine] = shifted_up(z[mine], _correlation(z[~mine], shrinkage))
+    size, width = z.shape
+    shrinkage = max(SHRINKAGE, width / (size + width))
+    folds = min(FOLDS, size)
+    fold = torch.arange(size) % folds
+    others = torch.stack([_correlation(z[fold != k], shrinkage) for k in range(folds)])
+    by_fold = z.new_zeros(-(-size // folds) * folds, width)
+    by_fold[:size] = z
+    ratio = shifted_up(by_fold.unflatten(0, (-1, folds)).transpose(0, 1), others).T.flatten()[:size]
     return _ordered(ratio, own), _ordered(shifted_up(new, _correlation(z, shrinkage)), given)
 
 
@@ -179,21 +181,22 @@ def _ordered(ratio: Tensor, evidence: Tensor) -> Tensor:
 
 
 def shifted_up(z: Tensor, correlation: Tensor) -> Tensor:
-    """max over θ ≥ 0 of zᵀPz − (z − θ)ᵀP(z − θ), P = R⁻¹, [N]; by FISTA (Beck & Teboulle 2009)."""
+    """max over θ ≥ 0 of zᵀPz − (z − θ)ᵀP(z − θ), P = R⁻¹, by FISTA (Beck & Teboulle 2009): [..., N] from [..., N, B]."""
     values, vectors = torch.linalg.eigh(correlation)
-    precision = (vectors / values) @ vectors.mT
+    precision = (vectors / values.unsqueeze(-2)) @ vectors.mT
+    downhill = values[..., :1, None] * precision  # with the longest step that is sure to converge
     shift = ahead = z.clamp(min=0)
     momentum = 1.0
-    for _ in range(STEPS):
-        after = (ahead + values[0] * (z - ahead) @ precision).clamp(min=0)
+    for step in range(STEPS):
+        after = (ahead + (z - ahead) @ downhill).clamp(min=0)
         following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = after + (momentum - 1) / following * (after - shift)
-        change = float((after - shift).abs().amax()) if len(z) else 0.0
+        change = after - shift
+        ahead = torch.add(after, change, alpha=(momentum - 1) / following)
         shift, momentum = after, following
-        if change < 1e-10:
+        if step % LOOKED_AT == 0 and not bool((change.abs() >= CHANGE).any()):
             break
     rest = z - shift
-    return (z @ precision * z).sum(1) - (rest @ precision * rest).sum(1)
+    return (z @ precision * z).sum(-1) - (rest @ precision * rest).sum(-1)
 
 
 def _correlation(z: Tensor, shrinkage: float) -> Tensor:
