@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
+import whence
 from tests.comparison import assert_close
 from whence.linalg.dense import add_upper_gram, gram, mirrored
 
