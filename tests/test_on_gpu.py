@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from whence import zoo
 from whence.curvature.conv_gram import Autocorrelation
 from whence.curvature.kfac import input_gram
 from whence.engine.graphs import CapturePolicy
-from whence.linalg import dense, gram_kernel, split
+from whence.linalg import dense, gram_kernel, kernels, split
 from whence.predictive import linearised
 from whence.recording.layer_input import LayerInput
 from whence.recording.patches import conv_patches
@@ -162,6 +163,21 @@ def test_autocorrelations_by_tensor_cores(shape: tuple[int, ...], monkeypatch: p
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions in full single precision
 
 
+@pytest.mark.parametrize("shape", [(1, 5000, 385), (7, 197, 384), (7, 384, 197), (3, 64, 77)], ids=str)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_numbers_are_split_by_the_kernel_as_by_torch(
+    shape: tuple[int, ...], dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    for some in (x, x[:, ::2], x.mT.contiguous().mT):
+        with monkeypatch.context() as patch:
+            assert split._by_kernel(some)
+            found = split._along(some, dim, "hmh"), split._halves(some[0], 5200)
+            patch.setattr(split, "_by_kernel", lambda _: False)
+            wanted = split._along(some, dim, "hmh"), split._halves(some[0], 5200)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 @pytest.mark.parametrize("width", [64, 769, 1024])
 def test_half_precision_is_summed_in_single(width: int) -> None:
     x = torch.randn(1, 4096, 1, width, device="cuda").bfloat16()
@@ -179,7 +195,12 @@ def test_gram_matrices_of_long_rows_by_the_kernel(count: int) -> None:
     assert gram_kernel.applies(rows)
     wide = rows.double()
     assert_close(gram_kernel.weighted_gram(rows, weights).double(), (wide * weights) @ wide.mT, 1e-6)
-    assert_close(gram_kernel.two_grams(rows, weights)[1].double(), wide @ wide.mT, 1e-6)
+    others = torch.rand(100_003, device="cuda", generator=gen)
+    for centred, v in itertools.product((False, True), (None, others)):
+        squares = (wide - wide.mean(1, keepdim=True) if centred else wide).square()
+        own, alone = gram_kernel.two_diagonals(rows, weights, v, centred)
+        assert_close(own.double(), squares @ weights.double(), 1e-6)
+        assert_close(alone.double(), squares.sum(-1) if v is None else squares @ v.double(), 1e-6)
     index = torch.randperm(100_003, device="cuda", generator=gen)[:96_000].int().reshape(-1, 64)
     index[7, 5:] = -1
     chunks = gram_kernel.Chunks(index, torch.rand(index.shape, device="cuda", generator=gen))
@@ -213,7 +234,7 @@ def test_answers_of_a_convolutional_network_are_those_of_the_cpu() -> None:
                 torch.tensor([[row.variance_share, row.prior_share, row.explained] for row in where.layers]),
                 torch.stack([torch.as_tensor(units[c]).cpu().float() for c in ("variance_share", "explained")]),
             ]
-            assert device == "cpu" or gram_kernel._trusted
+            assert device == "cpu" or any(kernels._trusted.values())
             tuned = posterior.tune(data, progress=False)
             assert tuned.tuning is not None
             found[device].append(torch.tensor([tuned.tuning.score]))

@@ -1,4 +1,4 @@
-"""Gram matrices of long rows. The kernel itself runs on a GPU (tests/test_on_gpu.py); here a stand-in is used."""
+"""Gram matrices of long rows. The kernels run on a GPU (tests/test_on_gpu.py); here stand-ins are used."""
 
 from __future__ import annotations
 
@@ -11,44 +11,66 @@ from torch import Tensor, nn
 import whence
 from tests.comparison import assert_close
 from whence.linalg import gram_kernel
-from whence.linalg.gram_kernel import Chunks, chunk_grams, two_grams, weighted_gram
+from whence.linalg.gram_kernel import Chunks, chunk_grams, two_diagonals, weighted_gram
 from whence.where.one_pass import shares
 
 
-def slow_launch(rows: Tensor, weights: Tensor, index: Tensor | None = None, plain: bool = True) -> Tensor:
+def slow_launch(rows: Tensor, weights: Tensor, index: Tensor | None = None) -> Tensor:
     """What the kernel gives, entry by entry."""
     chunks = torch.arange(rows.shape[-1]).split(5) if index is None else [row[row >= 0].long() for row in index]
-    found = rows.new_zeros(len(rows), len(chunks), 2 if plain else 1, rows.shape[1], rows.shape[1])
+    found = rows.new_zeros(len(rows), len(chunks), 2, rows.shape[1], rows.shape[1])
     for m, own in enumerate(chunks):
         for place, p in enumerate(own):
             w = weights[p] if index is None else weights[m, place]
             for n, row in enumerate(rows):
                 outer = torch.outer(row[:, p], row[:, p])
                 found[n, m, 0] += w * outer
-                if plain:
-                    found[n, m, 1] += outer
+                found[n, m, 1] += outer
+    return found[:, :, 0] if index is None else found
+
+
+def slow_diagonals(rows: Tensor, weights: Tensor, others: Tensor | None, centred: bool) -> Tensor:
+    """What the kernel of diagonals gives, in one chunk."""
+    found = rows.new_zeros(len(rows), 1, 2, rows.shape[1])
+    for n, row in enumerate(rows):
+        for k, values in enumerate(row):
+            for p, value in enumerate(values):
+                square = (value - (row[:, p].sum() / len(row) if centred else 0)) ** 2
+                found[n, 0, 0, k] += weights[p] * square
+                found[n, 0, 1, k] += square if others is None else others[p] * square
     return found
 
 
 @pytest.fixture
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The stand-in is used wherever the kernel would be; how long the rows were that it saw."""
+    """The stand-ins are used wherever the kernels would be; how long the rows were that they saw."""
     seen: list[int] = []
 
-    def launch(rows: Tensor, *rest: Any, **options: Any) -> Tensor:
-        seen.append(rows.shape[-1])
-        return slow_launch(rows, *rest, **options)
+    def noting(slow: Any) -> Any:
+        def launch(rows: Tensor, *rest: Any) -> Tensor:
+            seen.append(rows.shape[-1])
+            found: Tensor = slow(rows, *rest)
+            return found
+
+        return launch
 
     monkeypatch.setattr(gram_kernel, "applies", lambda rows: not rows.requires_grad)
-    monkeypatch.setattr(gram_kernel, "launch", launch)
+    monkeypatch.setattr(gram_kernel, "launch", noting(slow_launch))
+    monkeypatch.setattr(gram_kernel, "launch_diagonals", noting(slow_diagonals))
     return seen
 
 
 def test_products_without_the_kernel() -> None:
     rows, weights = torch.randn(3, 4, 13).double(), torch.rand(13).double()
-    wanted = slow_launch(rows, weights).sum(1)
-    assert_close(weighted_gram(rows, weights), wanted[:, 0], 1e-12)
-    for found, one in zip(two_grams(rows, weights), wanted.unbind(1), strict=True):
+    assert_close(weighted_gram(rows, weights), slow_launch(rows, weights).sum(1), 1e-12)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("others", [None, torch.rand(13).double()], ids=["alone", "weighted"])
+def test_diagonals_without_the_kernel(centred: bool, others: Tensor | None) -> None:
+    rows, weights = torch.randn(3, 4, 13).double(), torch.rand(13).double()
+    wanted = slow_diagonals(rows, weights, others, centred)[:, 0].unbind(1)
+    for found, one in zip(two_diagonals(rows, weights, others, centred), wanted, strict=True):
         assert_close(found, one, 1e-12)
 
 

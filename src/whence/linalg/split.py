@@ -7,6 +7,7 @@ so those over data sum ``split_rows`` rows at a time, and the pieces are added i
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from whence.engine.memory import sizes
 from whence.errors import is_out_of_memory
+from whence.linalg.kernels import trusted
 
 WIDE = 512  # width from which Gram matrices
 WORK = 8e9  # with this many operations are faster this way
@@ -22,6 +24,8 @@ WIDE_SHIFTED = 128  # the same for shifted products, which share the splitting
 LEAST = 64  # rows, columns and terms of a product that is faster this way
 LEAST_WORK = 2e9  # operations of it
 ALIGNED = 8  # bfloat16 numbers in the 16 bytes that tensor cores read at a time
+TILE = 16, 128  # numbers that one program of the kernel splits
+MOST_MATRICES = 2**16 - 1  # that one launch can take
 
 
 def gram_pays(like: Tensor, rows: int, width: int) -> bool:
@@ -111,9 +115,16 @@ def _stacked(x: Tensor, order: str) -> Tensor:
 
 def _along(x: Tensor, dim: int, order: str) -> Tensor:
     size = x.shape[dim]
-    padded = -(-size // ALIGNED) * ALIGNED
+    padded = _aligned(size)
     shape = list(x.shape)
     shape[dim] = len(order) * padded
+    if _by_kernel(x):
+        whole = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+        apart = padded * whole.stride(dim)
+        places = [apart * i for i, part in enumerate(order) if part == "h"], apart * order.index("m")
+        ends = (padded, x.shape[2]) if dim == 1 else (x.shape[1], padded)
+        _launch(x, whole, ends, (whole.stride(0), whole.stride(1)), *places)
+        return whole
     made = torch.zeros if padded > size else torch.empty
     whole = made(shape, dtype=torch.bfloat16, device=x.device)
     found = [part.narrow(dim, 0, size) for part in whole.split(padded, dim)]
@@ -129,12 +140,58 @@ def _along(x: Tensor, dim: int, order: str) -> Tensor:
 
 def _halves(x: Tensor, length: int) -> Tensor:
     """h and m of x [R, D], padded with zero rows to ``length``: [length, 2, D]."""
+    width = x.shape[1]
+    if _by_kernel(x):
+        both = torch.empty(length, 2, width, dtype=torch.bfloat16, device=x.device)
+        _launch(x.unsqueeze(0), both, (length, width), (0, 2 * width), [0, 0], width)
+        return both
     made = torch.zeros if length > len(x) else torch.empty
-    both = made(length, 2, x.shape[1], dtype=torch.bfloat16, device=x.device)
+    both = made(length, 2, width, dtype=torch.bfloat16, device=x.device)
     h, m = both[: len(x)].unbind(1)
     h.copy_(x)
     m.copy_(x - h)
     return both
+
+
+def _aligned(width: int) -> int:
+    return -(-width // ALIGNED) * ALIGNED
+
+
+def with_aligned_columns(basis: Tensor) -> Tensor:
+    """A basis [E, D, D], with zero columns where products with it would not be aligned and take four times as long."""
+    width = basis.shape[-1]
+    if width % ALIGNED == 0 or width < LEAST or not able(basis):
+        return basis
+    return torch.nn.functional.pad(basis, (0, _aligned(width) - width))
+
+
+# The kernel, which splits numbers in one pass over them
+
+
+def _by_kernel(x: Tensor) -> bool:
+    fits = x.is_cuda and x.dtype == torch.float32 and (x.dim() == 2 or len(x) <= MOST_MATRICES) and x.numel() > 0
+    return fits and trusted("split", x.device, lambda: _agrees(x.device))
+
+
+def _launch(x: Tensor, out: Tensor, ends: tuple[int, int], strides: tuple[int, int], h: Sequence[int], m: int) -> None:
+    """x [B, I, J] into ``out``: h at two places, m at one, with zeros up to ``ends``."""
+    kernel = importlib.import_module("whence.linalg.triton_split").split
+    tiles = -(-ends[0] // TILE[0]) * -(-ends[1] // TILE[1])
+    with torch.cuda.device(x.device):
+        kernel[(tiles, len(x))](
+            x, out, *x.shape[1:], *ends, *x.stride(), *strides, h[0], h[1], m, tile_rows=TILE[0], tile_columns=TILE[1]
+        )
+
+
+def _agrees(device: torch.device) -> bool:
+    """Whether the kernel gives the bits that torch gives."""
+    x = torch.randn(3, 33, 45, device=device, generator=torch.Generator(device).manual_seed(0))
+    h = x.bfloat16()
+    m = (x - h).bfloat16()
+    found = torch.full((3, 33, 3, 48), 7.0, dtype=torch.bfloat16, device=device)
+    _launch(x, found, (33, 48), (found.stride(0), found.stride(1)), [0, 48], 96)
+    wanted = torch.nn.functional.pad(torch.stack([h, h, m], 2), (0, 3))
+    return torch.equal(found, wanted)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ Index legend: N elements, G groups, B resamples, J leave-out blocks, K cells (bi
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -20,6 +21,7 @@ Statistic = Callable[[Tensor], Tensor]  # multiplicity of each group [B, G] → 
 Bounds = tuple[float, float]
 
 CHUNK = 2**24  # bytes of one matrix of weights; a statistic uses a few at once
+SHARED = 2**25  # bytes of multiplicities up to which metrics share them
 BLOCKS = 200  # largest number of jackknife blocks
 BISECTIONS = 40  # twelve digits
 SHARE: Bounds = (0.0, 1.0)
@@ -191,16 +193,34 @@ def _chunks(total: int, elements: Elements, per_element: bool) -> Iterator[int]:
 
 def resamples(elements: Elements, per_element: bool = False) -> Iterator[Tensor]:
     """How often each group is drawn [·, G], in chunks; every stratum keeps its size. The same on every device."""
-    options = elements.options
-    generator = torch.Generator().manual_seed(int(options.seed))
-    for rows in _chunks(int(options.resamples), elements, per_element):
-        counts = torch.zeros(rows, elements.groups, dtype=torch.float64)
-        one, start = torch.ones(1, 1, dtype=torch.float64), 0
-        for size in elements.strata:
-            drawn = torch.randint(size, (rows, size), generator=generator)
-            counts[:, start : start + size].scatter_add_(1, drawn, one.expand(rows, size))
-            start += size
-        yield counts.to(elements.weights.device)
+    options, device = elements.options, elements.weights.device
+    drawn = int(options.seed), int(options.resamples), tuple(elements.strata), device
+    if 8 * drawn[1] * elements.groups <= SHARED:
+        whole = _shared_counts(*drawn)
+        start = 0
+        for rows in _chunks(drawn[1], elements, per_element):
+            yield whole[start : start + rows]
+            start += rows
+        return
+    generator = torch.Generator().manual_seed(drawn[0])
+    for rows in _chunks(drawn[1], elements, per_element):
+        yield _counts(rows, elements.strata, generator).to(device)
+
+
+@functools.lru_cache(maxsize=3)
+def _shared_counts(seed: int, rows: int, strata: tuple[int, ...], device: torch.device) -> Tensor:
+    """Many metrics of the same elements are resampled in the same way."""
+    return _counts(rows, strata, torch.Generator().manual_seed(seed)).to(device)
+
+
+def _counts(rows: int, strata: Sequence[int], generator: torch.Generator) -> Tensor:
+    counts = torch.zeros(rows, sum(strata), dtype=torch.float64)
+    one, start = torch.ones(1, 1, dtype=torch.float64), 0
+    for size in strata:
+        drawn = torch.randint(size, (rows, size), generator=generator)
+        counts[:, start : start + size].scatter_add_(1, drawn, one.expand(rows, size))
+        start += size
+    return counts
 
 
 def jackknife(statistic: Statistic, elements: Elements, per_element: bool) -> Tensor:

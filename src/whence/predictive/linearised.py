@@ -40,8 +40,8 @@ T = TypeVar("T")
 Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]
 ColumnCount = Callable[[Recording, int], int]  # of one recorded input among so many
 KEEP, CUDA_KEEP = 64 * MIB, 2 * GIB  # bytes of variances that are kept from piece to piece
-FEW = 64  # inputs that are more, where memory allows
-FREE, LARGEST = 8, 12 * GIB  # a piece takes this part of a GPU's free memory at most, and not more than so much
+FEW = 128  # inputs that are more, where memory allows
+FREE, LARGEST = 3, 48 * GIB  # a piece takes this part of a GPU's free memory at most, and not more than so much
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from whence.linalg.spectral import (
     basis_times,
     times_basis,
 )
+from whence.linalg.split import with_aligned_columns
 from whence.predictive.projection import FewPositions, LookedUp, Projection, Rows, Unshared, transposed
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.gradients import Gradients, MatrixCall
@@ -73,29 +74,33 @@ def _project_matrix(gaussian: BlockGaussian, block: Block, grads: Gradients) -> 
             rows = kronecker.ratio.rows if isinstance(kronecker.ratio, Separable) else None
             return Unshared(a.square(), rotated, None, left, unrotated, rows, spectrum)
         return Unshared(a.square(), g, block)
-    few = None if kronecker is None else FewPositions.of(parts, kronecker, form.pairs)
+    if kronecker is None:
+        return Rows(form.unpack(shared_rows(parts, form.native, grads, None)))
+    right = None if kronecker.right is None else aligned_columns(kronecker.right)
+    few = FewPositions.of(parts, kronecker, right, form.pairs)
     if few is not None:  # its inputs are rotated already
         parts = [replace(parts[0], a=LayerInput(few.a))]
-    native = shared_rows(parts, form.native, grads, kronecker, rotated=few is not None)  # [N, K, E, O, D]
-    if kronecker is None:
-        return Rows(form.unpack(native))
-    return Rows(native.flatten(2), basis=kronecker, few=few)
+    native = shared_rows(parts, form.native, grads, kronecker.left, None if few else right)  # [N, K, E, O, D + zeros]
+    return Rows(native.flatten(2), basis=kronecker, few=few, zeros=native.shape[-1] - kronecker.native[2])
+
+
+def aligned_columns(basis: Tensor) -> Tensor:
+    """B_A [E, D, D] with zero columns where a GPU gains from them, or its diagonal."""
+    return basis if basis.dim() == 2 else with_aligned_columns(basis)
 
 
 def shared_rows(
     parts: list[MatrixCall],
     native: tuple[int, int, int],
     grads: Gradients,
-    kronecker: KroneckerSpectral | None,
-    rotated: bool = False,
+    left: Tensor | None,
+    right: Tensor | None = None,
 ) -> Tensor:
-    """Σ_calls Σ_t g aᵀ in the eigenbasis, [N, K, E, O, D]; ``rotated`` if inputs are in it already.
+    """Σ_calls Σ_t g aᵀ in the bases of both sides, [N, K, E, O, D], where these are given.
 
     Rotate the inputs before the sum over positions or the rows after it, whichever are fewer; outputs likewise.
     """
     positions = sum(p.a.positions for p in parts)
-    left, right = (None, None) if kronecker is None else (kronecker.left, kronecker.right)
-    right = None if rotated else right
     early = right is not None and positions < grads.count * native[1]
     if early:
         assert right is not None
@@ -107,12 +112,11 @@ def shared_rows(
         rows = parts[0].rows(every)
     else:
         like = parts[0].g if parts else grads.columns
-        rows = like.new_zeros(grads.count, grads.recording.size, *native)
+        width = parts[0].a.x.shape[-1] if early and parts else native[2]
+        rows = like.new_zeros(grads.count, grads.recording.size, *native[:2], width)
         for p in parts:
             rows[:, :, p.pairs] = rows[:, :, p.pairs] + p.rows(every)
     rows = rows.transpose(0, 1)  # [N, K, E, O, D]
-    if kronecker is None:
-        return rows
     if right is not None and not early:
         rows = times(rows.movedim(2, 0), right).movedim(0, 2)
     return rows if left is None else basis_times(rows, transposed(left))

@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from whence.errors import NotPositiveDefinite
 from whence.linalg import gram_kernel
 from whence.linalg.dense import long_product, matmul
 from whence.linalg.gaussian import BlockGaussian
-from whence.linalg.gram_kernel import two_grams, weighted_gram
+from whence.linalg.gram_kernel import two_diagonals, weighted_gram
 from whence.linalg.ratios import Separable
 from whence.linalg.spectral import (
     DenseSpectral,
@@ -149,11 +150,13 @@ class Unshared(Projection):
 class FewPositions:
     """The only call of a Kronecker block, where units are cheaper from its T positions than from rows [O, D]."""
 
-    a: Tensor  # ã = B_Aᵀ a, [E, N, T, D]
+    a: Tensor  # ã = B_Aᵀ a, [E, N, T, D + zeros]
     g: Tensor  # not rotated, [E, N, K, T, O]
 
     @classmethod
-    def of(cls, parts: Sequence[MatrixCall], kronecker: KroneckerSpectral, pairs: int) -> FewPositions | None:
+    def of(
+        cls, parts: Sequence[MatrixCall], kronecker: KroneckerSpectral, right: Tensor | None, pairs: int
+    ) -> FewPositions | None:
         """None if there are several calls, or many positions."""
         if len(parts) != 1 or parts[0].pairs != slice(0, pairs):
             return None
@@ -161,7 +164,7 @@ class FewPositions:
         positions = part.a.positions
         if positions * (inputs + outputs + positions) >= 2 * outputs * inputs:  # multiplications of each, over K O
             return None
-        a = part.a.dense() if kronecker.right is None else part.a.in_basis(kronecker.right)
+        a = part.a.dense() if right is None else part.a.in_basis(right)
         return cls(a, part.g.permute(1, 2, 0, 3, 4))
 
     def units(self, moved: Tensor, prior: Tensor, kronecker: KroneckerSpectral) -> list[Tensor]:
@@ -189,10 +192,30 @@ class Rows(Projection):
     basis: Spectral | None = None  # the basis of the rows; None if not rotated
     few: FewPositions | None = None
     uncentred: bool = False  # whether the mean over outputs is still to be subtracted; not of ``outside`` and ``few``
-    grams: dict[str, Tensor] = field(default_factory=dict)  # of the rows without weights, once it is known
+    zeros: int = 0  # columns of zeros at the end of a matrix [O, D + zeros] of a row, which products gain from
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrices of a row, [E, O, D + zeros]."""
+        assert isinstance(self.basis, KroneckerSpectral)
+        return *self.basis.native[:2], self.basis.native[2] + self.zeros
+
+    @property
+    def plain(self) -> Tensor:
+        """The rows without zeros, [N, K, P]."""
+        if not self.zeros:
+            return self.rotated
+        return self.rotated.unflatten(-1, self.shape)[..., : -self.zeros].flatten(2)
+
+    def _with_zeros(self, w: Tensor) -> Tensor:
+        """Weights in the order of the rows."""
+        if not self.zeros:
+            return w.reshape(-1)
+        assert isinstance(self.basis, KroneckerSpectral)
+        return F.pad(w.reshape(self.basis.native), (0, self.zeros)).flatten()
 
     def weighted(self, w: Tensor, prior: Tensor) -> Tensor:
-        inside = weighted_gram(self.rotated, w)
+        inside = weighted_gram(self.rotated, self._with_zeros(w))
         inside = _centred_on_both_sides(inside) if self.uncentred else inside
         return inside if self.outside is None else inside + prior * self.outside
 
@@ -202,7 +225,7 @@ class Rows(Projection):
             return super().weighted_many(weights)
         scratch, found = torch.empty_like(self.rotated), []
         for w, prior in weights:
-            inside = long_product(torch.mul(self.rotated, w.reshape(-1), out=scratch), self.rotated)
+            inside = long_product(torch.mul(self.rotated, self._with_zeros(w), out=scratch), self.rotated)
             found.append(inside if self.outside is None else inside + prior * self.outside)
         return found
 
@@ -210,55 +233,44 @@ class Rows(Projection):
     def weighted_priors(self, priors: Priors) -> Tensor:
         if not _together(priors, self.rotated.shape[1]) or self.uncentred:
             return super().weighted_priors(priors)
-        inside = weighted_rows(self.rotated, priors)
+        inside = weighted_rows(self.plain, priors)
         if self.outside is None:
             return inside
         return inside + self.outside / priors.deltas.to(inside.dtype)[:, None, None, None]
 
     def diagonals(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        own, alone = self._diagonals_inside(w, prior)
+        others = prior if prior.dim() else None
+        own, alone = two_diagonals(self.rotated, self._with_zeros(w), others, self.uncentred)
+        alone = alone if prior.dim() else prior * alone
         if self.outside is not None:
             beyond = prior * self.outside.diagonal(dim1=-2, dim2=-1)
             own, alone = own + beyond, alone + beyond
         return own, alone
 
-    def _diagonals_inside(self, w: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        if gram_kernel.applies(self.rotated):
-            if "plain" in self.grams or prior.dim():
-                own = weighted_gram(self.rotated, w)
-            else:
-                own, self.grams["plain"] = two_grams(self.rotated, w)
-            alone = weighted_gram(self.rotated, prior) if prior.dim() else prior * self.grams["plain"]
-            both = (_centred_on_both_sides(v) for v in (own, alone)) if self.uncentred else (own, alone)
-            own, alone = (v.diagonal(dim1=-2, dim2=-1) for v in both)
-            return own, alone
-        squares = self.rotated.square()
-        return squares @ w.reshape(-1), squares @ prior if prior.dim() else prior * squares.sum(-1)
-
     def extended(self, others: Sequence[Rows]) -> Rows:
         every = [self, *others]
         outside = None if self.outside is None else torch.cat([o.outside for o in every])  # type: ignore[misc]
-        return replace(self, rotated=torch.cat([o.rotated for o in every]), outside=outside, few=None, grams={})
+        return replace(self, rotated=torch.cat([o.rotated for o in every]), outside=outside, few=None)
 
     def centred(self) -> Projection:
         outside = None if self.outside is None else _centred_on_both_sides(self.outside)
         few = None if self.few is None else replace(self.few, g=_minus_mean(self.few.g, 2))
         if gram_kernel.applies(self.rotated):  # its results are far smaller than the rows
             return replace(self, outside=outside, few=few, uncentred=True)
-        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few, grams={})
+        return replace(self, rotated=_minus_mean(self.rotated, 1), outside=outside, few=few)
 
     def units(self, w: Tensor, prior: Tensor, units: Units, each: bool) -> Tensor:
         basis = self.basis
         if isinstance(basis, KroneckerSpectral) and self.few is not None:
             # Σ_k (C g)_k · (C J)_k = Σ_k (C g)_k · J_k for the projection C on outputs without their mean
             assert not (each and self.uncentred), "random columns are centred before they are sent backward"
-            moved = (self.rotated * w.reshape(-1)).unflatten(-1, basis.native)
+            moved = (self.rotated * self._with_zeros(w)).unflatten(-1, self.shape)
             parts = [_by_output(part, each) for part in self.few.units(moved, prior, basis)]
             return torch.stack([units.total_of_rows(part.double()) for part in parts], 1)
         rows = _minus_mean(self.rotated, 1) if self.uncentred else self.rotated
-        moved = rows * w.reshape(-1)
+        moved = rows * self._with_zeros(w)
         if isinstance(basis, KroneckerSpectral):
-            rows, moved = (basis_times(r.unflatten(-1, basis.native), basis.left) for r in (rows, moved))
+            rows, moved = (basis_times(r.unflatten(-1, self.shape), basis.left) for r in (rows, moved))
             parts = [_by_output((rows * v).sum(4).transpose(0, 1), each) for v in (moved, prior * rows)]  # [K, N, E, O]
             if isinstance(basis.ratio, Separable):
                 parts = [part * basis.ratio.rows for part in parts]  # J = D_G B_G (rotated rows)

@@ -224,7 +224,8 @@ class _KroneckerParts:
         self.variances, self.prior_variance = 1 / gaussian.precision, 1 / gaussian.null_precision
         self.members = members.to(self.variances.dtype)
         self.unshared = is_unshared(self.parts, block.form.pairs)
-        self.turned = None if self.unshared else shared_rows(self.parts, block.form.native, grads, spectral)
+        bases = spectral.left, spectral.right
+        self.turned = None if self.unshared else shared_rows(self.parts, block.form.native, grads, *bases)
 
     def of(self, pair: int, rows: Tensor) -> Tensor:
         """Some rows of one Kronecker pair, posterior and prior, [M, 2, R, D]."""

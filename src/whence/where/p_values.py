@@ -181,7 +181,7 @@ def _ordered(ratio: Tensor, evidence: Tensor) -> Tensor:
 
 
 def shifted_up(z: Tensor, correlation: Tensor) -> Tensor:
-    """max over θ ≥ 0 of zᵀPz − (z − θ)ᵀP(z − θ), P = R⁻¹, by FISTA (Beck & Teboulle 2009): [..., N] from [..., N, B]."""
+    """max over θ ≥ 0 of zᵀPz − (z − θ)ᵀP(z − θ), P = R⁻¹, for z [..., N, B]; by FISTA (Beck & Teboulle 2009)."""
     values, vectors = torch.linalg.eigh(correlation)
     precision = (vectors / values.unsqueeze(-2)) @ vectors.mT
     downhill = values[..., :1, None] * precision  # with the longest step that is sure to converge

@@ -316,7 +316,7 @@ def projected(posterior: Laplace, inputs: Inputs, lattices: Lattices | None = No
                 fits = EigenvalueLattice.applies(gaussian, projection.rotated.shape[1])
                 lattices[i] = EigenvalueLattice(gaussian) if fits else None
             lattice = lattices[i]
-            found.append(projection if lattice is None else lattice.of(projection.rotated, projection.outside))
+            found.append(projection if lattice is None else lattice.of(projection.plain, projection.outside))
         elif isinstance(projection, Unshared):
             found.append(replace(projection, left=None, unrotated=None))
         else:
