@@ -14,7 +14,8 @@ import torch
 import whence
 from tests.contract.posteriors import MAKE, NEW, X, Y, generator, made, models, network
 from whence.errors import NotDefined
-from whence.where.where import LayerRow, Where
+from whence.where.layer_rows import LayerRow
+from whence.where.where import Where
 
 pytestmark = pytest.mark.filterwarnings("ignore::whence.errors.Notice")
 every = pytest.mark.parametrize("name", MAKE)

@@ -11,7 +11,8 @@ from torch import nn
 
 from whence.functional import Network
 from whence.tables import Table
-from whence.where.where import LayerRow, Where
+from whence.where.layer_rows import LayerRow
+from whence.where.where import Where
 
 
 class Given(Where):

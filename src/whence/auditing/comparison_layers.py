@@ -18,9 +18,9 @@ from whence.posteriors.base import Posterior
 from whence.report.record.common import Numbers
 from whence.report.record.comparison import Agreement, Compared, LayersOfMethods
 from whence.where.activations import disagreement
+from whence.where.layer_rows import LayerRow
 from whence.where.sampled import SITE
 from whence.where.weights import spearman
-from whence.where.where import LayerRow
 
 ByLayer = Mapping[str, float | None]
 NAMED = ("nll", "ece", "ood_auroc", "rmse")  # metrics of which the best are named

@@ -28,8 +28,9 @@ from whence.where.connections import (
     connection_shares_of_groups,
     connections_of,
 )
+from whence.where.layer_rows import LayerRow
 from whence.where.shares import Shares
-from whence.where.where import LayerRow, Where
+from whence.where.where import Where
 
 UNITS = 24  # units of a layer with a node
 GROUPS = 5  # groups of connections of a unit

@@ -11,7 +11,7 @@ from whence.errors import NotDefined
 from whence.extras.pruning.curve import prune_curve
 from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
 from whence.where.answers import answers_given
-from whence.where.where import LayerRow
+from whence.where.layer_rows import LayerRow
 
 COLUMNS = [one.name for one in fields(Layer) if one.name not in ("structure", "test", "ood")]
 

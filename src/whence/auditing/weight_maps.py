@@ -18,7 +18,7 @@ from whence.recording.units import UnitKind, Units, units_of
 from whence.report.record.common import Grid
 from whence.report.record.sections import Tile, WeightMap
 from whence.where.pixels import channels_first, input_shape
-from whence.where.weights import identified_of
+from whence.where.weights import identified_of, std_of
 from whence.where.where import Where
 
 TILES = 16
@@ -38,7 +38,7 @@ def weight_maps(context: Context) -> tuple[WeightMap, ...]:
 def _map(where: Where, posterior: Laplace, block: Block) -> WeightMap:
     flat = {
         "weight": block.gather(posterior.network.params).detach().double().cpu(),
-        "std": where.variances[block.name].sqrt(),
+        "std": std_of(posterior, block),
         "identified": identified_of(posterior, block),
     }
     largest = max(block.params, key=lambda p: p.numel)

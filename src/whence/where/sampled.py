@@ -23,8 +23,9 @@ from whence.likelihoods import Likelihood
 from whence.posteriors.base import Posterior
 from whence.predictive.sampled import WeightDraws
 from whence.where.activations import disagreement
+from whence.where.layer_rows import LayerRow
 from whence.where.shares import TINY
-from whence.where.where import LayerRow, Where
+from whence.where.where import Where
 
 if TYPE_CHECKING:
     from whence.posteriors.dropout import Dropout

@@ -20,7 +20,7 @@ from whence.where.connections import ConnectionShares
 from whence.where.one_pass import Asked, examine
 from whence.where.question import Question
 from whence.where.shares import TINY, Shares
-from whence.where.weights import curvature_of, identified_of, weights_of
+from whence.where.weights import curvature_of, identified_of, variance_of, weights_of
 
 if TYPE_CHECKING:
     from whence.posteriors.base import Posterior
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # Weights, units, connections
 
 
-def weight_table(posterior: Laplace, block: Block, variance: Tensor) -> Table:
-    """One row for each weight, in the block's order; ``variance`` [P] is that of the posterior."""
-    weights, curvature = weights_of(posterior, block), curvature_of(posterior, block)
+def weight_table(posterior: Laplace, block: Block) -> Table:
+    """One row for each weight, in the block's order."""
+    weights, variance, curvature = (of(posterior, block) for of in (weights_of, variance_of, curvature_of))
     return Table(
         {
             **_places({p.name: p.shape for p in block.params}),
@@ -67,9 +67,9 @@ def _places(shapes: dict[str, Sequence[int]]) -> dict[str, list[Any]]:
     return {"parameter": names, "index": index}
 
 
-def unit_table(posterior: Laplace, block: Block, variance: Tensor, found: Shares | None = None) -> Table:
+def unit_table(posterior: Laplace, block: Block, found: Shares | None = None) -> Table:
     """One row for each unit; with shares of the network's total variance if given."""
-    weights, curvature = weights_of(posterior, block), curvature_of(posterior, block)
+    weights, variance, curvature = (of(posterior, block) for of in (weights_of, variance_of, curvature_of))
     units = units_of(posterior.network, block)
     counts = units.total(torch.ones_like(variance))
     identified = units.total(identified_of(posterior, block))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from whence.engine.memory import remembered
 from whence.errors import one_of
 from whence.linalg.gaussian import BlockGaussian
 from whence.recording.blocks import Block
@@ -36,8 +37,13 @@ def weights_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tens
 def variance_of(posterior: Laplace, block: Block, on: torch.device = CPU) -> Tensor:
     """Posterior variance."""
     if posterior.curvature.joint:
-        return block.gather(posterior.variance()).to(on, torch.float64)
+        return block.gather(_joint_variances(posterior)).to(on, torch.float64)
     return block.to_flat(gaussian_of(posterior, block.name)[0].variance()).to(on, torch.float64)
+
+
+@remembered
+def _joint_variances(posterior: Laplace) -> dict[str, Tensor]:
+    return posterior.variance()
 
 
 def std_of(posterior: Laplace, block: Block) -> Tensor:
@@ -82,7 +88,8 @@ QUANTITIES: dict[Quantity, Callable[[Laplace, Block], Tensor]] = {
 
 def gaussian_of(posterior: Laplace, layer: str) -> tuple[BlockGaussian, Sequence[Block]]:
     """The Gaussian that a layer belongs to: its own, or that of all layers if they are correlated."""
-    return next((g, blocks) for g, blocks in posterior.gaussians() if layer in [b.name for b in blocks])
+    groups = enumerate(posterior.curvature.groups)
+    return next((posterior.gaussian(i), blocks) for i, blocks in groups if layer in [b.name for b in blocks])
 
 
 def curvature_diagonal(posterior: Laplace, block: Block) -> Tensor:

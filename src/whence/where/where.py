@@ -22,18 +22,15 @@ from whence.where.activations import activations, disagreement
 from whence.where.answers import Answers, answers
 from whence.where.connections import connection_shares
 from whence.where.curvature import STEPS, slices, spectra
+from whence.where.layer_rows import LayerRow, layer_rows
 from whence.where.one_pass import shares
 from whence.where.question import Measure, ProbesOption, Question
 from whence.where.shares import TINY, Shares
 from whence.where.weights import (
     Differences,
     Quantity,
-    curvature_of,
     differences,
-    identified_of,
     magnitude,
-    thinned,
-    weights_of,
 )
 
 if TYPE_CHECKING:
@@ -47,39 +44,10 @@ HEADS = {
 }  # fmt: skip
 VARIANCE = Question()
 NOT_PRINTED = ("identified_q05", "identified_q50", "identified_q95")
-MEASURED = (
-    "std", "identified", "identified_q05", "identified_q50", "identified_q95", "effective_parameters",
-    "signal_to_noise", "curvature", "relative_curvature",
-)  # columns of the layer table that need no inputs  # fmt: skip
-QUANTILES_OF = 100_000  # weights: enough for the quantiles of a table
 PRIOR_DOMINATES = (
     "The prior is so strong that the data explain less than 1% of this variance, so the shares are those of the prior. "
     "Weaken it: posterior.with_prior(…).where(x)."
 )
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """One layer, or one dropout site. None: not defined for the posterior, or only with inputs."""
-
-    name: str
-    kind: str
-    parameters: int | None = None
-    std: float | None = None  # root mean square posterior standard deviation
-    identified: float | None = None  # mean of 1 − posterior variance / prior variance over its weights
-    identified_q05: float | None = None
-    identified_q50: float | None = None
-    identified_q95: float | None = None
-    effective_parameters: float | None = None  # γ
-    signal_to_noise: float | None = None  # root mean square of weight / standard deviation
-    curvature: float | None = None  # mean of diag(H) / N, without any prior
-    relative_curvature: float | None = None  # mean of w² diag(H) / N: does not depend on how the network is scaled
-    variance_share: float | None = None  # part of the output variance that it causes
-    variance_share_error: float | None = None  # its Monte Carlo standard error, with draws or random columns
-    prior_share: float | None = None  # the same under the prior alone
-    explained: float | None = None  # 1 − variance / variance under the prior
-    explained_error: float | None = None  # its Monte Carlo standard error
-    disagreement: float | None = None  # of the layer's outputs between members
 
 
 @dataclass(frozen=True)
@@ -94,7 +62,6 @@ class Where:
     inputs: Any = field(default=None, repr=False)
     question: Question = VARIANCE
     found: Shares | None = field(default=None, repr=False)  # of the inputs; with units if these are known already
-    variances: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of every weight, by layer
     interaction: float | None = None  # 1 − Σ shares, for shares by draws
 
     def to_pandas(self) -> Any:
@@ -150,13 +117,13 @@ class Where:
         their layer's. They are covariance shares and may be negative. The first call passes over the inputs again.
         """
         posterior, block = self._block(layer, "units()")
-        return tables.unit_table(posterior, block, self.variances[layer], self._with_units)
+        return tables.unit_table(posterior, block, self._with_units)
 
     def weights(self, layer: str) -> Table:
         """One row for each weight of a layer: value, standard deviation, identified, signal to noise."""
         if not self.posterior.has_curvature:
             return tables.moment_table(self.posterior, layer)
-        return tables.weight_table(*self._block(layer, "weights()"), self.variances[layer])
+        return tables.weight_table(*self._block(layer, "weights()"))
 
     def connections(self, layer: str, units: Sequence[int] | None = None) -> Table:
         """One row for each unit (or some of them) and each of its incoming connections, with its covariance share.
@@ -368,33 +335,11 @@ def where_given(posterior: Laplace, x: Any, found: Shares | None) -> Where:
     """The tables for inputs whose shares are known."""
     if posterior.curvature.keep is not None:
         raise NotDefined("the layer table of a subnetwork mask is not defined; use variance().")
-    every = posterior.variance()
-    on_device = {block.name: block.gather(every).double() for block in posterior.blocks}
-    rows = [_layer_row(posterior, block, on_device[block.name]) for block in posterior.blocks]
-    variances = {name: variance.cpu() for name, variance in on_device.items()}
+    rows = list(layer_rows(posterior))
     if found is None:
-        return Where(rows, posterior, variances=variances)
+        return Where(rows, posterior)
     sums = found.over_inputs()
     names = ("variance_share", "variance_share_error", "prior_share", "explained", "explained_error")
     columns = {name: values.tolist() for name in names if (values := getattr(sums, name)) is not None}
     rows = [replace(row, **{name: values[i] for name, values in columns.items()}) for i, row in enumerate(rows)]
-    return Where(rows, posterior, x, found.question, found, variances)
-
-
-def _layer_row(posterior: Laplace, block: Block, variance: Tensor) -> LayerRow:
-    device = posterior.network.device
-    identified, weights, curvature = (of(posterior, block, device) for of in (identified_of, weights_of, curvature_of))
-    variance = variance.to(device)
-    at = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device=device)
-    numbers = torch.stack(
-        [
-            variance.mean().sqrt(),
-            identified.mean(),
-            *torch.quantile(thinned(identified, QUANTILES_OF), at),
-            identified.sum(),
-            (weights.square() / variance).mean().sqrt(),
-            curvature.mean(),
-            (weights.square() * curvature).mean(),
-        ]
-    ).tolist()  # one transfer for all
-    return LayerRow(block.name, block.kind, block.size, **dict(zip(MEASURED, numbers, strict=True)))
+    return Where(rows, posterior, x, found.question, found)

@@ -18,7 +18,7 @@ KIND, VERSION = "whence track", 1
 
 @dataclass(frozen=True)
 class TrackedLayer:
-    """One layer in one record; the columns are those of :class:`whence.where.where.LayerRow`."""
+    """One layer in one record; the columns are those of :class:`whence.where.layer_rows.LayerRow`."""
 
     name: str
     kind: str

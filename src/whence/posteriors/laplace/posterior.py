@@ -171,11 +171,13 @@ class Laplace(WeightPosterior[P_co]):
 
     def gaussians(self) -> Iterator[tuple[BlockGaussian, Sequence[Block]]]:
         """The Gaussian of each block; of all blocks together where the structure is joint."""
+        return ((self.gaussian(i), blocks) for i, blocks in enumerate(self.curvature.groups))
+
+    def gaussian(self, group: int) -> BlockGaussian:
+        blocks, spectral = self.curvature.groups[group], self.spectra[group]
+        spectral = spectral.to(self.network.device) if self.execution.offload else spectral
         size = self.curvature.record.data_size if self.damping is Damping.FACTORED else None
-        for blocks, spectral in zip(self.curvature.groups, self.spectra, strict=True):
-            if self.execution.offload:
-                spectral = spectral.to(self.network.device)
-            yield BlockGaussian(group_name(blocks), spectral, self.block_prior(blocks).delta, self.scale, size), blocks
+        return BlockGaussian(group_name(blocks), spectral, self.block_prior(blocks).delta, self.scale, size)
 
     def block_prior(self, blocks: Sequence[Block]) -> BlockPrior:
         """The prior of blocks that have a structure together."""
@@ -350,8 +352,6 @@ class Laplace(WeightPosterior[P_co]):
 
         execution = Execution.of(execution, checkpoint=checkpoint, checkpoint_every=checkpoint_every)
         return cast("Self", update(self, data, progress, execution, process_group=process_group))
-
-    # Without structure
 
     @full_precision()
     def unstructured(
