@@ -22,6 +22,7 @@ from benchmarks.machine import CudaPeak, Others, Peak
 from benchmarks.worker import BASE_ENOUGH, BASE_REPEATS, LONG, error_line, timed
 
 Row = dict[str, Any]
+COMPILED_LONG = 10.0  # seconds of a first run, from which on there is no other, where kernels are compiled in it
 
 
 class Seconds(NamedTuple):
@@ -39,13 +40,14 @@ def clocked(work: Callable[[], Any]) -> tuple[Seconds, Any]:
 
 @dataclass(frozen=True)
 class Repeats:
-    """After a first one, as many as fit into ``enough`` seconds and at most ``most``; none after one that took LONG."""
+    """After a first one, as many as fit into ``enough`` seconds and at most ``most``; none after one that took long."""
 
     most: int
     enough: float
+    long: float = LONG
 
     def after(self, first: Seconds, work: Callable[[], Any]) -> list[Seconds]:
-        if first.wall > LONG or not self.most:
+        if first.wall > self.long or not self.most:
             return [first]
         runs = [clocked(work)[0]]
         while len(runs) < self.most and sum(run.wall for run in runs) < self.enough:
@@ -76,7 +78,8 @@ class Asked:
     def __init__(self, subject: Subject, limits: Row | None = None) -> None:
         limits = limits or {}
         self.subject, sizes = subject, subject.sizes
-        self.repeats = Repeats(0 if subject.tiny else 3, 3.0)
+        compiles = subject.device.startswith("cuda")  # kernels, the first time
+        self.repeats = Repeats(0 if subject.tiny else 3, 3.0, COMPILED_LONG if compiles else LONG)
         self.plain_repeats = Repeats(0 if subject.tiny else BASE_REPEATS, BASE_ENOUGH)
         self.inputs = limits.get("inputs") or sizes.inputs
         self.held_out = limits.get("held_out") or sizes.held_out

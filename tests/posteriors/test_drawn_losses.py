@@ -167,6 +167,22 @@ def test_many_outputs_are_tuned_by_directions_in_few_passes(monkeypatch: pytest.
     assert set(counted) == {10} and math.isfinite(by_itself.tuning.score)
 
 
+def test_many_outputs_of_a_convolution_are_tuned_by_directions(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
+    """Their rows would be weighted anew for every prior, which costs more than the directions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.append(nn.Linear(8, 40))
+    x, y = torch.randn(60, 1, 8, 8), torch.randint(40, (60,))
+    posterior = whence.laplace(model, (x, y), likelihood="classification", curvature="mc", progress=False)
+    counted = passes_of(monkeypatch)
+    posterior.tune((x, y), progress=False, data_scale=False, reference=False)
+    assert not counted, "quick in any case"
+    set_sizes(exact=1)
+    with pytest.warns(Notice, match=r"tune\(\) uses 20 draws .* all 40 outputs; probes='exact' takes about \d+ times"):
+        posterior.tune((x, y), progress=False, data_scale=False, reference=False)
+    assert set(counted) == {10}
+
+
 def test_what_memory_does_not_keep_is_computed_again(monkeypatch: pytest.MonkeyPatch, set_sizes: Any) -> None:
     posterior, validation = many_outputs()
     kept = posterior.tune(validation, progress=False, probes=8, data_scale=False)

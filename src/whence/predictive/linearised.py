@@ -25,6 +25,7 @@ from whence.engine.graphs import FEW_CALLS, WARM, Replayed
 from whence.engine.memory import GIB, MIB, ChunkLimits, available, in_parts_that_fit, readable, sizes
 from whence.engine.progress import over_inputs
 from whence.errors import NotDefined, TooLarge
+from whence.linalg import gram_kernel
 from whence.linalg.dense import widened
 from whence.linalg.gaussian import BlockGaussian
 from whence.linalg.spectral import DiagonalSpectral, KroneckerSpectral, times_basis
@@ -138,7 +139,13 @@ def bytes_of_one(posterior: GaussianWeights, one: Recording, diagonal: bool = Fa
     shared = [b.size for b in plan.blocks if _needs_rows(b, one)]
     rows = sum(b.size for b in plan.blocks) if posterior.joint else max(shared, default=0)
     squares = 3 * classes * (1 if diagonal else classes)
-    return activations + (3 * rows * classes + squares) * outputs.element_size()
+    copies = 5 if outputs.is_cuda and classes > gram_kernel.MOST else 3  # torch's products need some of the rows
+    return activations + (copies * rows * classes + squares) * outputs.element_size()
+
+
+def row_weights(posterior: GaussianWeights, one: Recording) -> int:
+    """Number of weights whose Jacobian is formed example by example."""
+    return sum(b.size for b in posterior.plan.blocks if posterior.joint or _needs_rows(b, one))
 
 
 def fits(bytes_each: int, device: torch.device) -> bool:

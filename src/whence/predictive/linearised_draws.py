@@ -25,7 +25,8 @@ from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.predictive.directions import Directions, drawn
 from whence.predictive.gaussian_weights import GaussianWeights
-from whence.predictive.linearised import bytes_of_one, fits
+from whence.predictive.lattice_rows import FEW_OUTPUTS
+from whence.predictive.linearised import bytes_of_one, fits, row_weights
 from whence.predictive.links import predict_draws
 from whence.predictive.predictions import CountPrediction, Prediction, RegressionPrediction, _Lazy, example_dim
 from whence.predictive.sampled import BATCH, FunctionDraws
@@ -214,12 +215,16 @@ def directions_for(posterior: GaussianWeights, x: Any, probes: Probes | int, num
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether outputs are differentiated, or ``wanted`` directions are drawn and sent forward ``passes`` times."""
+    """Whether outputs are differentiated, or ``wanted`` directions are drawn and sent forward ``passes`` times.
+
+    Jacobians of many outputs are weighted for each of ``priors`` priors; of few ones a lattice stands for all of them.
+    """
 
     posterior: GaussianWeights
     wanted: int
     what: str = "predict()"
     passes: int = 1
+    priors: int = 0
 
     @property
     def cost(self) -> int:
@@ -229,7 +234,8 @@ class Choice:
     @property
     def few(self) -> bool:
         """Whether the outputs are so few that they are differentiated in any case."""
-        return self.posterior.output_shape[0] <= min(self.cost, FORWARD_MODE * DIRECTIONS)
+        most = FEW_OUTPUTS if self.priors else FORWARD_MODE * DIRECTIONS
+        return self.posterior.output_shape[0] <= min(self.cost, most)
 
     def asked(self, probes: Probes | int, num_samples: int | None) -> int | None:
         """The number of directions if it follows from the options, or from outputs that are dense."""
@@ -249,11 +255,13 @@ class Choice:
         """The number of directions for ``inputs`` inputs like the ``first``, unless differentiating is cheap enough."""
         posterior, outputs = self.posterior, self.posterior.output_shape[0]
         one = posterior.plan.record(take(first, slice(0, 1)), 1)
-        device, work = posterior.network.device, BACKWARD * outputs * inputs * one.multiplications
-        affordable = outputs <= self.cost or work <= sizes().exact_work(device)
+        device, column = posterior.network.device, BACKWARD * one.multiplications
+        exact = outputs * column + self.priors * outputs**2 * row_weights(posterior, one)  # multiplications of an input
+        ratio = exact / max(self.cost * column, 1)
+        affordable = ratio <= 1 or inputs * exact <= sizes().exact_work(device)
         if one.is_last_layer or (affordable and fits(bytes_of_one(posterior, one), device)):
             return None
-        longer = f"; probes='exact' takes about {outputs / self.cost:.0f} times as long" if not affordable else ""
+        longer = f"; probes='exact' takes about {ratio:,.0f} times as long" if not affordable else ""
         notice(
             f"{self.what} uses {2 * self.wanted} draws of the linearised network instead of differentiating all "
             f"{outputs:,} outputs{longer}."

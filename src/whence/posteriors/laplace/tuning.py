@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LOOKED_AT = 64  # training examples on which an untuned posterior is checked
 LESS = 0.01  # confidence below accuracy by less than this is ignored
 ROUNDS = 300  # alternations of prior and noise
+PRIORS = 50  # prior precisions that a search on validation data tries, about
 ScaleChoice = bool | Literal["auto"]
 
 
@@ -110,7 +111,7 @@ def _directions(
             raise BadOption(f"probes={probes!r} is for the linearised predictive; for weight draws pass num_samples.")
         return None
     wanted = DRAWS // 2 if num_samples is None else pairs_for(num_samples)
-    choice, batches = Choice(posterior, wanted, "tune()", NODES), data.length()
+    choice, batches = Choice(posterior, wanted, "tune()", NODES, PRIORS), data.length()
     asked = choice.asked(probes, num_samples)
     if asked is not None or probes is Probes.EXACT or choice.few or not batches:
         return asked
