@@ -41,7 +41,7 @@ T = TypeVar("T")
 Weighted = tuple[BlockGaussian, Sequence[Block], Tensor, Tensor]
 ColumnCount = Callable[[Recording, int], int]  # of one recorded input among so many
 KEEP, CUDA_KEEP = 64 * MIB, 2 * GIB  # bytes of variances that are kept from piece to piece
-FEW = 128  # inputs that are more, where memory allows
+FEW, CUDA_FEW = 64, 128  # inputs that are more, where memory allows
 FREE, LARGEST = 3, 48 * GIB  # a piece takes this part of a GPU's free memory at most, and not more than so much
 
 
@@ -122,7 +122,8 @@ def piece_size(
     if not cpu:
         room = max(room, min((available(device) or 0) // FREE, LARGEST))
     most = int(room // max(each, 1))
-    step = max((sizes().prediction if cpu else sizes().cuda_prediction) // max(each, 1), FEW)
+    target, few = (sizes().prediction, FEW) if cpu else (sizes().cuda_prediction, CUDA_FEW)
+    step = max(target // max(each, 1), few)
     if not cpu and all_there and size_of(inputs) < step * (WARM + FEW_CALLS):
         step = step * 3 // 2  # too few pieces for a graph, so that every piece costs its launches
     return max(1, min(most, step))
