@@ -86,7 +86,7 @@ def test_every_door_is_used() -> None:
 ASKING = {"hasattr", "getattr", "isinstance"}
 CLASSES = {
     "Posterior", "WeightPosterior", "DrawnPosterior", "GaussianPosterior", "Laplace", "Variational", "Swag", "Dropout",
-    "Ensemble", "LaplaceEnsemble", "Hmc", "Unstructured", "Where",
+    "Ensemble", "LaplaceEnsemble", "Hmc", "Unstructured", "FunctionSpace", "Where",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from whence.extras.tracking.track import Track, track
     from whence.posteriors.dropout import Dropout, dropout
     from whence.posteriors.ensembles import Ensemble, LaplaceEnsemble, ensemble, fit_ensemble, laplace_ensemble
+    from whence.posteriors.function_space import FunctionSpace
     from whence.posteriors.hmc import Hmc, hmc
     from whence.posteriors.swag import Swag, SwagCollector, swag
     from whence.posteriors.unstructured import Unstructured
@@ -45,6 +46,7 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "Execution",
+    "FunctionSpace",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Hmc",
@@ -109,6 +111,7 @@ _LATER = {
     "SwagCollector": "posteriors.swag",
     "fit_ensemble": "posteriors.ensembles",
     "laplace_ensemble": "posteriors.ensembles",
+    "FunctionSpace": "posteriors.function_space",
     "Hmc": "posteriors.hmc",
     "hmc": "posteriors.hmc",
     "swag": "posteriors.swag",

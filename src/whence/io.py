@@ -30,6 +30,7 @@ KINDS_OF_DRAWS = {
     "swag": "whence.posteriors.swag:Swag",
     "unstructured": "whence.posteriors.unstructured:Unstructured",
     "hmc": "whence.posteriors.hmc.posterior:Hmc",
+    "function_space": "whence.posteriors.function_space:FunctionSpace",
 }
 
 

@@ -52,6 +52,9 @@ MAKE: dict[str, Callable[[], whence.Posterior]] = {
         generator=torch.Generator().manual_seed(0),
     ),
     "unstructured": _drawn_whole,
+    "function space": lambda: whence.laplace(network(), (X, Y), **COMMON, progress=False).function_space(
+        (X, Y), examples=20, generator=torch.Generator().manual_seed(0), progress=False
+    ),
 }  # fmt: skip
 
 

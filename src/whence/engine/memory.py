@@ -41,6 +41,7 @@ class Sizes:
     cuda_prediction: int = 72 * MIB
     covariance: int = 64 * MIB  # output covariance that a prediction keeps; larger ones are recomputed
     joint: int = 4 * GIB  # limit on Jacobian and covariance of a joint prediction
+    features: int = 4 * GIB  # rows of training examples that a posterior over functions keeps
     validation: int = 512 * MIB  # projections and covariances that tuning keeps
     cuda_validation: int = 8 * GIB
     drawn_validation: int = 2 * GIB  # outputs along directions that tuning keeps on a CPU

@@ -17,7 +17,7 @@ from whence.engine.memory import sizes
 from whence.engine.randomness import Points, seed_from
 from whence.functional import Network
 from whence.predictive.gaussian_weights import GaussianWeights
-from whence.predictive.linearised import moments, piece_size
+from whence.predictive.linearised import Moments, moments, piece_size
 from whence.predictive.linearised_draws import LinearisedDraws, linearised_draws, pairs_for
 from whence.predictive.links import LINK_POINTS, output_draws
 from whence.predictive.sampled import FunctionDraws
@@ -102,6 +102,26 @@ class Linearised(Source):
     def parts(self, x: Tensor, graph: bool, most: int | None) -> Iterator[Part]:
         def compute() -> Tensor:
             found = moments(self._posterior(x), x.clone())
+            return output_draws(found.mean, found.cov, self.points)
+
+        yield compute, self.weights
+
+
+class GaussianOutputs(Source):
+    """Gaussians over the outputs, by their moments, at fixed points."""
+
+    def __init__(
+        self, network: Network, moments: Callable[[Tensor], Moments], most: Callable[[Tensor], int], points: Points
+    ) -> None:
+        self.network, self.points, self._moments, self._most = network, points, moments, most
+        self.weights = log_weights(None, points.count)
+
+    def most(self, x: Tensor) -> int:
+        return self._most(x)
+
+    def parts(self, x: Tensor, graph: bool, most: int | None) -> Iterator[Part]:
+        def compute() -> Tensor:
+            found = self._moments(x.clone())
             return output_draws(found.mean, found.cov, self.points)
 
         yield compute, self.weights

@@ -21,10 +21,11 @@ from whence.functional import Network
 from whence.likelihoods import Gaussian, Likelihood
 from whence.linalg.gaussian import BlockGaussian, Damping
 from whence.linalg.spectral import Spectral
-from whence.posteriors.base import LayerStructure, Summary, WeightPosterior
+from whence.posteriors.base import LayerStructure, Summary
 from whence.posteriors.laplace import description
 from whence.posteriors.laplace.covariance import covariance, deviations, variances
 from whence.posteriors.laplace.decompose import belongs_to, group_name, spectra_of
+from whence.posteriors.laplace.without_structure import WithoutStructure
 from whence.predictive.dispatch import Method, predict
 from whence.predictive.links import LinkName, PredictOptions
 from whence.predictive.predictions import JointPrediction, P_co
@@ -36,13 +37,12 @@ from whence.recording.plan import Plan
 
 if TYPE_CHECKING:
     from whence.posteriors.laplace.description import Tuning
-    from whence.posteriors.unstructured import Unstructured
     from whence.where.novelty import Reference
     from whence.where.where import Where
 
 
 @dataclass(frozen=True, eq=False)
-class Laplace(WeightPosterior[P_co]):
+class Laplace(WithoutStructure[P_co]):
     """Made by :func:`whence.laplace`. Every method returns something new; the posterior never changes."""
 
     kind: ClassVar[str] = "laplace"
@@ -352,27 +352,6 @@ class Laplace(WeightPosterior[P_co]):
 
         execution = Execution.of(execution, checkpoint=checkpoint, checkpoint_every=checkpoint_every)
         return cast("Self", update(self, data, progress, execution, process_group=process_group))
-
-    @full_precision()
-    def unstructured(
-        self,
-        data: Any,
-        *,
-        num_samples: int = 16,
-        tolerance: float = 1e-2,
-        max_iterations: int = 200,
-        preconditioner: Literal["prior", "structure"] = "prior",
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> Unstructured:
-        """Draws under the same prior, data scale and likelihood with the whole covariance: no structure is assumed.
-
-        ``data`` are the training data, read once for each product with the curvature. Relative errors of the draws'
-        outputs on them stay below ``tolerance``. See docs/unstructured.md.
-        """
-        from whence.posteriors.unstructured.front import unstructured
-
-        return unstructured(self, data, num_samples, tolerance, max_iterations, preconditioner, generator, progress)
 
     # Keeping
 
