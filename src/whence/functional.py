@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -49,6 +49,9 @@ class Network:
         self.runtime = Runtime()
         self.hash = ""  # of the weights and buffers at the snapshot
         self.autocast: torch.dtype | None = None  # autocast dtype of the forward pass
+        # δ of the linear model f*(x) + J(x) δ, where outputs that are recorded are its, and x → J(x) δ
+        self.shift: dict[str, Tensor] | None = None
+        self.moved: Callable[[Inputs], Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")}

@@ -40,6 +40,9 @@ MAKE: dict[str, Callable[[], whence.Posterior]] = {
     "laplace diag": _laplace(structure="diag"),
     "laplace full": _laplace(structure="full", prior_precision=2.0),
     "laplace lowrank": _laplace(structure="lowrank", rank=8),
+    "laplace refined": lambda: whence.laplace(network(), (X, Y), **COMMON, progress=False).refined(
+        (X, Y), progress=False
+    ),
     "variational": lambda: whence.variational(network(), (X, Y), **COMMON, epochs=2, seed=0, progress=False),
     "swag": lambda: whence.swag(network(), (X, Y), **COMMON, epochs=3, rank=2, progress=False),
     "dropout": lambda: whence.dropout(network(), **COMMON),

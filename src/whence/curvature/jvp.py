@@ -5,6 +5,8 @@ Index legend: N examples, R directions.
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from collections.abc import Mapping
 
@@ -151,7 +153,36 @@ def room_for_tangents(network: Network, inputs: Inputs) -> int:
     return sizes().forward_mode(network.device) // max(alive + outputs, 1)
 
 
+def shifted(network: Network, shift: Mapping[str, Tensor] | None) -> Network:
+    """The same network, whose recorded outputs are those of the linear model f*(x) + J(x) δ; without δ its own."""
+    made = copy.copy(network)
+    made.shift = None if shift is None else {n: v.detach().to(network.params[n]) for n, v in shift.items()}
+    made.moved = None if shift is None else functools.partial(_along_shift, made)
+    return made
+
+
+def _along_shift(network: Network, inputs: Inputs) -> Tensor:
+    """J(x) δ, differentiable in the inputs where these are followed."""
+    assert network.shift is not None
+    _, moved = push(network, inputs, {n: v.unsqueeze(0) for n, v in network.shift.items()}, check=False)
+    return moved[0] if is_followed(inputs) else moved[0].detach()
+
+
 def tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """f(x) [N, …] and J(x) v [R, N, …]; f(x) is that of the linear model, where the network is shifted."""
+    if network.shift is None:
+        return plain_tangents(network, inputs, directions)
+    mean, moved = plain_tangents(network, inputs, with_shift(network, directions))
+    return mean + moved[-1], moved[:-1]
+
+
+def with_shift(network: Network, directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The directions [R, *shape], and δ behind them."""
+    assert network.shift is not None
+    return {n: torch.cat([v, network.shift[n].unsqueeze(0).to(v)]) for n, v in directions.items()}
+
+
+def plain_tangents(network: Network, inputs: Inputs, directions: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """f(x) [N, …] and J(x) v [R, N, …]: some inputs at a time along all directions, or one along some of them."""
     count, size = len(next(iter(directions.values()))), size_of(inputs)
     room = room_for_tangents(network, inputs)

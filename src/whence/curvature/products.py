@@ -139,6 +139,8 @@ class ForwardedExamples:
 
     inputs: Inputs
     outputs: Tensor  # with their graph
+    at: Tensor  # the outputs at which the loss is taken
+    targets: Tensor  # checked
     output: OutputCurvature
     rows: Tensor  # indices of the examples in the data
 
@@ -236,8 +238,13 @@ class Products:
                     loss = loss + self.likelihood.nll(widened(outputs.detach()), targets).double().sum()
                     seen += len(rows)
                     if outputs.requires_grad:
-                        yield ForwardedExamples(inputs, outputs, self._output(outputs, targets, rows), rows)
+                        at = self._at(inputs, outputs)
+                        yield ForwardedExamples(inputs, outputs, at, targets, self._output(at, targets, rows), rows)
         self._check_same_data(float(loss), seen)
+
+    def _at(self, inputs: Inputs, outputs: Tensor) -> Tensor:
+        """The outputs at which the loss is taken: those of the network."""
+        return outputs.detach()
 
     def _output(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> OutputCurvature:
         return output_curvature(self.curvature, self.likelihood, outputs, targets, self.draws, rows)

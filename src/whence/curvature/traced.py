@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whence.copies import copy_module
 from whence.curvature import tangent_norms, tangent_shapes  # noqa: F401  (their rules)
-from whence.curvature.jvp import AGREE, tangents
+from whence.curvature.jvp import AGREE, plain_tangents
 from whence.curvature.tangent_rules import CONSTANT, RULES, Step
 from whence.engine.contexts import fused_attention_off
 from whence.errors import UnsupportedLayer
@@ -60,7 +60,7 @@ def traced_tangents(network: Network, x: Tensor, directions: Mapping[str, Tensor
     made = _extended(_exported(network, few), network, directions)
     with torch.no_grad():
         found = made(few)
-    wanted = tangents(network, few, directions)
+    wanted = plain_tangents(network, few, directions)
     for one, other in zip(found, wanted, strict=True):
         other = other.detach()
         if not bool((one - other).norm() <= AGREE[other.dtype == torch.float64] * other.norm()):

@@ -331,7 +331,9 @@ class WeightPosterior(Posterior[P_co]):
         """Dense, in the order of ``torch.nn.utils.parameters_to_vector``."""
 
     def mean(self) -> dict[str, Tensor]:
-        return {name: self.network.params[name].detach().clone() for name in self.names()}
+        shift = self.network.shift or {}
+        values = {name: self.network.params[name].detach().clone() for name in self.names()}
+        return {name: value + shift[name] if name in shift else value for name, value in values.items()}
 
 
 def is_posterior(value: object) -> bool:

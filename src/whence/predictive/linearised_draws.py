@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.curvature.jvp import room_for_tangents, tangents
+from whence.curvature.jvp import room_for_tangents, tangents, with_shift
 from whence.engine.batches import Inputs, cut, is_inputs, joined, size_of, take
 from whence.engine.memory import ChunkLimits, in_parts_that_fit, sizes
 from whence.engine.options import Option
@@ -39,10 +39,16 @@ ROOM = 4  # copies of all outputs that a prediction holds
 
 
 class LinearisedDraws(FunctionDraws):
-    """A fixed set of functions x → f*(x) ± J(x) z."""
+    """A fixed set of functions x → f*(x) ± J(x) z, or with one sign ``alone`` f*(x) + J(x) z."""
 
-    def __init__(self, network: Network, directions: Mapping[str, Tensor] | Directions, likelihood: Likelihood) -> None:
-        self.network, self.likelihood = network, likelihood
+    def __init__(
+        self,
+        network: Network,
+        directions: Mapping[str, Tensor] | Directions,
+        likelihood: Likelihood,
+        alone: bool = False,
+    ) -> None:
+        self.network, self.likelihood, self.alone = network, likelihood, alone
         self._directions = directions if isinstance(directions, Directions) else Directions.held(dict(directions))
         self.pairs = self._directions.count
 
@@ -52,7 +58,7 @@ class LinearisedDraws(FunctionDraws):
         return self._directions.together()
 
     def __len__(self) -> int:
-        return 2 * self.pairs
+        return self.pairs if self.alone else 2 * self.pairs
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -78,8 +84,10 @@ class LinearisedDraws(FunctionDraws):
         """A module x → outputs that can be exported, made from the network's graph on inputs like ``example``."""
         from whence.curvature.traced import traced_tangents
 
-        made = traced_tangents(self.network, example, self.directions)
-        return LinearisedOutputs(made, max(1, room_for_tangents(self.network, example) // self.pairs))
+        shifted = self.network.shift is not None
+        directions = with_shift(self.network, self.directions) if shifted else self.directions
+        made = traced_tangents(self.network, example, directions)
+        return LinearisedOutputs(made, max(1, room_for_tangents(self.network, example) // self.pairs), shifted)
 
     def pieces(self, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """f*(x) [N, …] and J(x) z [S, N, …] of some inputs at a time, as many as fit into memory."""
@@ -119,7 +127,10 @@ class LinearisedDraws(FunctionDraws):
 
     def outputs(self, x: Any) -> Tensor:
         mean, moved = self.moved(x)
-        return mean + torch.cat([moved, -moved])
+        return mean + self._signed(moved)
+
+    def _signed(self, moved: Tensor) -> Tensor:
+        return moved if self.alone else torch.cat([moved, -moved])
 
     def predict(self, x: Any) -> Prediction:
         """All inputs together, without keeping their draws."""
@@ -145,8 +156,8 @@ class LinearisedDraws(FunctionDraws):
 
     def predict_moved(self, mean: Tensor, moved: Tensor) -> Prediction:
         """The prediction from outputs and their derivatives along the directions."""
-        if not isinstance(self.likelihood, Gaussian):
-            return predict_draws(self.likelihood, mean + torch.cat([moved, -moved]))
+        if not isinstance(self.likelihood, Gaussian) or self.alone:
+            return predict_draws(self.likelihood, mean + self._signed(moved))
         noise = self.likelihood.variance(mean).reshape(mean.shape)
         covariance = None if moved.dim() != 3 else lambda: _covariance(moved)
         return RegressionPrediction(mean, noise, moved.square().mean(0), _lazy=_Lazy(covariance))

@@ -87,12 +87,13 @@ class Members(nn.Module):
 class LinearisedOutputs(nn.Module):
     """f(x) ± J(x) z for fixed directions z: x → outputs [2 S, N, …], from a module x → (f, J z).
 
-    Run eagerly, it takes ``together`` inputs at a time; an exported graph takes all of them.
+    Run eagerly, it takes ``together`` inputs at a time; an exported graph takes all of them. If ``shifted``, the last
+    direction belongs to the mean.
     """
 
-    def __init__(self, tangents: nn.Module, together: int) -> None:
+    def __init__(self, tangents: nn.Module, together: int, shifted: bool = False) -> None:
         super().__init__()
-        self.tangents, self.together = tangents, together
+        self.tangents, self.together, self.shifted = tangents, together, shifted
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.shape[0] <= self.together:  # type: ignore[attr-defined]
@@ -101,6 +102,8 @@ class LinearisedOutputs(nn.Module):
 
     def _draws(self, x: Tensor) -> Tensor:
         mean, moved = self.tangents(x)
+        if self.shifted:
+            mean, moved = mean + moved[-1], moved[:-1]
         return mean + torch.cat([moved, -moved])
 
 

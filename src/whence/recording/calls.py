@@ -100,8 +100,11 @@ def sums_in_float32(t: Tensor) -> bool:
 class Recording:
     """One batch after its forward pass, ready for backward passes."""
 
-    def __init__(self, plan: Plan, inputs: Inputs, seen: Pass, size: int, keep_graph: bool) -> None:
+    def __init__(
+        self, plan: Plan, inputs: Inputs, seen: Pass, size: int, keep_graph: bool, moved: Tensor | None = None
+    ) -> None:
         self.plan, self.inputs, self.seen, self.size = plan, inputs, seen, size
+        self.outputs = seen.outputs if moved is None else seen.outputs + moved.to(seen.outputs.dtype)
         self.calls: list[LayerCall] = []
         self.needed: list[int] = []  # the uses that are calls of a block
         self._calls_of: dict[str, list[tuple[int, Ref]]] = {}
@@ -116,10 +119,6 @@ class Recording:
                 layout = plan.layout_of(use, size)
                 assert layout is not None
                 self.calls.append(LayerCall(use, layout, size, keep_graph, plan.network.autocast))
-
-    @property
-    def outputs(self) -> Tensor:
-        return self.seen.outputs
 
     def calls_of(self, block: Block) -> list[tuple[int, Ref]]:
         """The :attr:`calls` of a block, with the rows of its parameter that each one used."""
@@ -143,7 +142,7 @@ class Recording:
             return False
         if not all(ref.whole for calls in self._calls_of.values() for _, ref in calls):
             return False
-        end = self.outputs.grad_fn
+        end = self.seen.outputs.grad_fn
         return end is not None and end is call.use.edge.node and call.use.shape == self.outputs.shape
 
     @property

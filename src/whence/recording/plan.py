@@ -79,7 +79,8 @@ class Plan:
         seen = forward(self.network, inputs, fused, self._recorder(size))
         check_count(seen.outputs, size)
         self._inspect_new_calls(seen, inputs, size)
-        return Recording(self, inputs, seen, size, keep_graph)
+        moved = None if self.network.moved is None else self.network.moved(inputs)
+        return Recording(self, inputs, seen, size, keep_graph, moved)
 
     def _inspect_new_calls(self, seen: Pass, inputs: Inputs, size: int) -> None:
         """Inspect calls that the first batch did not make; of an example alone also those that it does not make."""

@@ -167,12 +167,18 @@ class Where:
             raise BadOption("no inputs were given for activations: call posterior.where(x).")
         if not self.posterior.over_weights:
             return disagreement(self.posterior.comparable(), self.inputs)
+        self._needs_network("activations")
         weights = self.posterior.as_weights("activations")
         return activations(weights, self.inputs, generator=torch.Generator().manual_seed(0))
 
     def slices(self, data: Any, steps: Sequence[float] = STEPS, seed: int = 0) -> Table:
         """The true loss on ``data`` along directions of large, small and random curvature against the Gaussian's."""
+        self._needs_network("slices")
         return slices(self._laplace("slices()"), data, steps, seed)
+
+    def _needs_network(self, what: str) -> None:
+        if any(network.shift is not None for network in self.posterior.snapshots):
+            raise NotDefined(f"{what} need weights of the network; those of a refined posterior are a linear model's.")
 
     @property
     def differences(self) -> Differences:

@@ -281,6 +281,8 @@ def prunable(posterior: Posterior, layers: Any = None) -> list[str]:
         raise NotDefined("pruning by a subnetwork mask is not defined; fit a posterior without a mask.")
     chosen = _chosen(posterior, layers)
     network = posterior.snapshots[0]
+    if network.shift is not None:
+        raise NotDefined("pruning needs weights of the network; those of a refined posterior are a linear model's.")
     owners: dict[str, set[int]] = {}
     for part in network.module.modules():
         for p in part._parameters.values():

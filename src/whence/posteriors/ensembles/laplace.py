@@ -199,7 +199,7 @@ class LaplaceEnsemble(MemberPosterior):
             raise BadOption(f"num_samples={num_samples} is not positive.")
         which = allotted(self.weights, num_samples, generator)
         counts = {m: which.count(m) for m in sorted(set(which))}
-        drawn = [self.members[m].draw(count, generator=generator) for m, count in counts.items()]
+        drawn = [self.members[m].weight_draws(count, generator) for m, count in counts.items()]
         return LaplaceEnsembleDraws(drawn, self.likelihood)
 
     def served_outputs(

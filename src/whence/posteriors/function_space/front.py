@@ -21,6 +21,7 @@ from whence.linalg.dense import widened
 from whence.linalg.gaussian import Damping
 from whence.posteriors.function_space.posterior import Fit, FunctionSpace
 from whence.posteriors.laplace.evidence import scatter
+from whence.posteriors.unstructured.front import REFINED
 from whence.posteriors.unstructured.posterior import exact
 from whence.recording.plan import Plan
 
@@ -36,6 +37,8 @@ def function_space(
     """See :meth:`whence.Laplace.function_space`."""
     if posterior.curvature.keep is not None:
         raise NotDefined("the kernel inside a subnetwork mask is not defined; fit without layers=mask.")
+    if posterior.network.shift is not None:
+        raise NotDefined(REFINED.format("functions"))
     if posterior.damping is Damping.FACTORED:
         raise BadOption("the prior enters the kernel exactly; call with_damping('exact') first.")
     if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 def deviation(posterior: Laplace, blocks: Sequence[Block]) -> Tensor:
-    """θ* − μ₀ of some blocks, flat, in float64."""
-    pieces = []
+    """θ − μ₀ of some blocks, flat, in float64; θ are the trained weights, or those of the refined linear model."""
+    pieces, shift = [], posterior.network.shift or {}
     for block in blocks:
         for p in block.params:
             theta = posterior.network.params[p.name].detach().double()
+            theta = theta + shift[p.name].double() if p.name in shift else theta
             mean = posterior.prior_mean if isinstance(posterior.prior_mean, float) else posterior.prior_mean[p.name]
             pieces.append((theta - mean).reshape(-1))
     flat = torch.cat(pieces)

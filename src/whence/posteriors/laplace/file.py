@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from whence.curvature.jvp import shifted
 from whence.curvature.options import FitOptions
 from whence.curvature.result import Curvature, FitRecord
 from whence.curvature.signals import Signal, Signals
@@ -48,6 +49,7 @@ def to_plain(posterior: Laplace) -> tuple[Tensors, Meta]:
         tensors |= {f"signal.{i}.squares": signal.squares, f"signal.{i}.count": signal.count}
     if isinstance(mean, dict):
         tensors |= {f"prior_mean.{n}": v for n, v in mean.items()}
+    tensors |= {f"shift.{n}": v for n, v in (posterior.network.shift or {}).items()}
     if curvature.keep is not None:
         tensors["keep"] = curvature.keep
     if reference is not None:
@@ -101,6 +103,7 @@ def from_plain(tensors: Tensors, meta: Meta, network: Network, likelihood: Likel
     )
     prior = resolve_prior(_prior(meta["prior"], tensors, blocks), blocks, network, curvature.signals)
     curvature = _relative_to(prior, curvature)
+    network = shifted(network, _below("shift.", tensors) or None)
     return Laplace(
         plan=Plan(network, blocks, _inspection(meta["layouts"])),
         curvature=curvature,

@@ -34,6 +34,8 @@ def update(
 ) -> Laplace:
     """See :meth:`whence.posteriors.laplace.posterior.Laplace.update`."""
     refuse_unless_additive(posterior)
+    if posterior.network.shift is not None:
+        raise NotDefined("a refined posterior cannot be updated: update the one before, and refine it again.")
     network, ranks = posterior.network, process_group
     file = open_checkpoint(execution, False, ranks)
     ranks.check_device(network.device)
@@ -65,11 +67,11 @@ def same_selection(posterior: Laplace) -> Selection:
     return Mask(masks)
 
 
-def refuse_unless_additive(posterior: Laplace) -> None:
+def refuse_unless_additive(posterior: Laplace, what: str = "updated") -> None:
     kind = posterior.curvature.options.structure
     if not all(s.additive for s in posterior.curvature.structures):
         raise NotDefined(
-            f"structure={kind!r} cannot be updated: its eigenvectors depend on the data they were computed from. "
+            f"structure={kind!r} cannot be {what}: its eigenvectors depend on the data they were computed from. "
             "Fit again on all the data, or use 'kron', 'diag', 'block' or 'full', whose curvature is additive."
         )
     if posterior.curvature.options.curvature is CurvatureKind.KFRA:
@@ -90,6 +92,8 @@ def merge(posterior: Laplace, other: Laplace) -> Laplace:
         if not isinstance(one, Laplace):
             raise BadOption(f"merge takes two Laplace posteriors, not a {type(one).__name__}.")
         refuse_unless_additive(one)
+        if one.network.shift is not None:
+            raise NotDefined("refined posteriors cannot be merged: merge the ones before, and refine the result.")
     if posterior.network.hash != other.network.hash:
         raise BadOption(
             "the two posteriors belong to networks with different weights; only fits of the same network can be merged."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast, ov
 import torch
 from torch import Tensor, nn
 
+from whence.curvature.jvp import shifted
 from whence.curvature.result import Curvature, FitRecord
 from whence.engine.batches import Inputs
 from whence.engine.contexts import full_precision
@@ -25,11 +26,12 @@ from whence.posteriors.base import LayerStructure, Summary
 from whence.posteriors.laplace import description
 from whence.posteriors.laplace.covariance import covariance, deviations, variances
 from whence.posteriors.laplace.decompose import belongs_to, group_name, spectra_of
-from whence.posteriors.laplace.without_structure import WithoutStructure
+from whence.posteriors.laplace.from_training_data import FromTrainingData
 from whence.predictive.dispatch import Method, predict
+from whence.predictive.linearised_draws import LinearisedDraws
 from whence.predictive.links import LinkName, PredictOptions
 from whence.predictive.predictions import JointPrediction, P_co
-from whence.predictive.sampled import WeightDraws
+from whence.predictive.sampled import FunctionDraws, WeightDraws
 from whence.predictive.sources import Drawn, Source, linearised_source
 from whence.priors import BlockPrior, PriorPrecision, Relative, resolve_prior
 from whence.recording.blocks import Block
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Laplace(WithoutStructure[P_co]):
+class Laplace(FromTrainingData[P_co]):
     """Made by :func:`whence.laplace`. Every method returns something new; the posterior never changes."""
 
     kind: ClassVar[str] = "laplace"
@@ -238,8 +240,13 @@ class Laplace(WithoutStructure[P_co]):
         say_if_untuned(self)
         return cast("P_co", predict(self, x, method, link, num_samples, generator, joint, probes))
 
-    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> WeightDraws:
-        """Weight draws as functions x → raw outputs; keep them to use as an ensemble."""
+    def draw(self, num_samples: int = 1, generator: torch.Generator | None = None) -> FunctionDraws:
+        """Weight draws as functions x → raw outputs (of a refined posterior, of the linear model)."""
+        if self.network.shift is not None:
+            return LinearisedDraws(self.network, self.deviations(num_samples, generator), self.likelihood, alone=True)
+        return self.weight_draws(num_samples, generator)
+
+    def weight_draws(self, num_samples: int, generator: torch.Generator | None) -> WeightDraws:
         return WeightDraws(self.network, self.sample(num_samples, generator=generator), self.likelihood)
 
     def sources(
@@ -362,7 +369,7 @@ class Laplace(WithoutStructure[P_co]):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """A copy on another device or in another floating-point type."""
-        network, mean = self.network.to(*args, **kwargs), self.prior_mean
+        network, mean = shifted(self.network.to(*args, **kwargs), self.network.shift), self.prior_mean
         curvature = self.curvature.to(network.device, *args, **kwargs)
         same = network.dtype == self.network.dtype
         spectra = tuple(s if self.execution.offload else s.to(network.device) for s in self.spectra) if same else ()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
 VECTORS = 8  # vectors per draw that the solver keeps
+REFINED = "{} of a refined posterior are not defined: make them from the posterior before refined()."
 
 
 class SolvedNear(Option):
@@ -100,6 +101,8 @@ def _check(num_samples: int, tolerance: float, max_iterations: int) -> None:
 
 def products_of(posterior: Laplace, data: Any) -> Products:
     """Products with the curvature that the posterior approximates; exact for a sampled Fisher."""
+    if posterior.network.shift is not None:
+        raise NotDefined(REFINED.format("draws without structure"))
     kind = posterior.curvature.options.curvature
     if kind is CurvatureKind.HESSIAN:
         raise NotDefined(
@@ -128,14 +131,14 @@ def _drawn(
     """The draws z [S, P], and statistics of the solver."""
     delta = prior_of(posterior, products)
     perturbation = products.noise(derived_seed(seed, "data"), count)  # Jᵀ R ε
-    scale = _scale(posterior, products)
+    scale = scale_of(posterior, products)
     half = delta.rsqrt()
     c = math.sqrt(scale) * perturbation * half + white(seed, count, delta)
 
     def times(w: Tensor) -> Tensor:
         return scale * half * products.times(w * half)
 
-    nearby = None if near is SolvedNear.PRIOR else _structure(posterior)
+    nearby = None if near is SolvedNear.PRIOR else structure_of(posterior)
     found = solve(times, c, tolerance, max_iterations, nearby, report)
     solved = {
         "iterations": found.iterations,
@@ -166,7 +169,7 @@ def white(seed: int, count: int, like: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def _scale(posterior: Laplace, products: Products) -> float:
+def scale_of(posterior: Laplace, products: Products) -> float:
     """s: the data scale, corrected for the number of examples."""
     counted = posterior.curvature.record.data_size
     if abs(counted - products.seen) > 1e-6 * counted:
@@ -177,7 +180,7 @@ def _scale(posterior: Laplace, products: Products) -> float:
     return posterior.data_scale * counted / products.seen
 
 
-def _structure(posterior: Laplace) -> Preconditioner:
+def structure_of(posterior: Laplace) -> Preconditioner:
     """The structured posterior, in the coordinates w = Δ^{1/2} z."""
 
     def power(v: Tensor, exponent: float) -> Tensor:

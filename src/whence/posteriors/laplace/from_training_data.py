@@ -1,8 +1,8 @@
-"""Posteriors with the prior, data scale and likelihood of a Laplace posterior, and without a structure."""
+"""Posteriors that are made from a Laplace posterior and the training data: without a structure, or refined."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from whence.posteriors.unstructured import Unstructured
 
 
-class WithoutStructure(WeightPosterior[P_co]):
+class FromTrainingData(WeightPosterior[P_co]):
     """The part of :class:`whence.Laplace` that makes them."""
 
     @full_precision()
@@ -42,6 +42,20 @@ class WithoutStructure(WeightPosterior[P_co]):
         return unstructured(
             cast("Laplace", self), data, num_samples, tolerance, max_iterations, preconditioner, generator, progress
         )
+
+    @explains_keywords
+    @full_precision()
+    def refined(self, data: Any, *, tolerance: float = 0.01, max_steps: int = 50, progress: bool = True) -> Self:
+        """The posterior at the optimum of the linearised model f*(x) + J(x) δ, fitted there.
+
+        ``data`` are the training data, read once or twice for each product with the curvature; ``tolerance``: nats by
+        which the loss may exceed its minimum, reached by Newton's method. Predictions are those of the linear model,
+        their mean f*(x) + J(x) δ; :meth:`log_evidence` and :meth:`tune` without data use its loss and its weights
+        θ* + δ. Calling it again starts at the present δ. See docs/function_space.md.
+        """
+        from whence.posteriors.laplace.refine import refined
+
+        return cast("Self", refined(cast("Laplace", self), data, tolerance, max_steps, progress))
 
     @explains_keywords
     @full_precision()
