@@ -18,6 +18,7 @@ from whence.recording.selection import subnetwork
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
     from whence.auditing import Audit, Comparison, Diff, audit, compare, diff
+    from whence.extras.online_evidence import OnlineEvidence, online_evidence
     from whence.extras.pruning.compact import compact
     from whence.extras.pruning.curve import PruneCurve, prune_curve
     from whence.extras.pruning.masks import prune
@@ -54,6 +55,7 @@ __all__ = [
     "LaplaceEnsemble",
     "Likelihood",
     "Novelty",
+    "OnlineEvidence",
     "Poisson",
     "Posterior",
     "Prior",
@@ -88,6 +90,7 @@ __all__ = [
     "merge",
     "metrics",
     "novelty",
+    "online_evidence",
     "prune",
     "prune_curve",
     "reference_of",
@@ -134,6 +137,8 @@ _LATER = {
     "detectors": "where.detectors",
     "novelty": "where.novelty",
     "reference_of": "where.novelty",
+    "OnlineEvidence": "extras.online_evidence",
+    "online_evidence": "extras.online_evidence",
     "PruneCurve": "extras.pruning.curve",
     "Track": "extras.tracking.track",
     "compact": "extras.pruning.compact",

@@ -69,7 +69,7 @@ class Tracker:
 
     def try_out(self, probe_given: bool) -> None:
         """Fit a few examples and measure two inputs, so that errors appear before the training."""
-        with _undisturbed(self.model, self.seed):
+        with undisturbed(self.model, self.seed):
             self._choose_curvature()
             posterior = self._fit(self.subset.first(TRIED))
             posterior.where()
@@ -107,7 +107,7 @@ class Tracker:
 
     def measure(self) -> dict[str, Any]:
         """The contents of a record, except its step and times."""
-        with _undisturbed(self.model, self.seed):
+        with undisturbed(self.model, self.seed):
             posterior = self._fit((self.subset.inputs, self.subset.targets))
             rows = [asdict(row) for row in posterior.where().layers]
             found: dict[str, Any] = {}
@@ -130,7 +130,7 @@ class Tracker:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
+def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
     """Restore the random state afterwards, and switch off automatic mixed precision inside."""
     device = next(model.parameters()).device
     with as_before(device, seed), torch.autocast(device.type, enabled=False):
