@@ -308,6 +308,12 @@ class Laplace(FromTrainingData[P_co]):
             raise BadOption(f"the data scale must be positive and finite, not {scale}.")
         return replace(self, data_scale=float(scale), tuning=None)
 
+    def with_noise(self, noise: float) -> Self:
+        """The same curvature under a Gaussian likelihood with another standard deviation."""
+        if not isinstance(self.likelihood, Gaussian) or self.likelihood.number is None:
+            raise BadOption(f"with_noise is for a Gaussian with one noise, not for {self.likelihood!r}.")
+        return replace(self, likelihood=Gaussian(noise), tuning=None)
+
     def with_damping(self, damping: Literal["exact", "factored"]) -> Self:
         """The same curvature with the prior added exactly, or to each Kronecker factor (Ritter's eq. 9)."""
         return replace(self, damping=Damping.checked(damping, self.curvature.options.structure), tuning=None)
