@@ -1,0 +1,10 @@
+"""Architectures and data sets: where is the uncertainty, and what decides it?"""
+
+from reproductions.experiment import Experiment
+from reproductions.kniebel2020.grid.claims import claims
+from reproductions.kniebel2020.grid.config import config, units
+from reproductions.kniebel2020.grid.figures import figures
+from reproductions.kniebel2020.grid.run import run
+from reproductions.kniebel2020.grid.tables import tables
+
+EXPERIMENT = Experiment("grid", "Where is it?", config, units, run, figures, tables, claims)

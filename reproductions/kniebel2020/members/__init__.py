@@ -1,0 +1,10 @@
+"""Many weak ensemble members against one strong network."""
+
+from reproductions.experiment import Experiment
+from reproductions.kniebel2020.members.claims import claims
+from reproductions.kniebel2020.members.config import config, units
+from reproductions.kniebel2020.members.figures import figures
+from reproductions.kniebel2020.members.run import run
+from reproductions.kniebel2020.members.tables import tables
+
+EXPERIMENT = Experiment("members", "Many weak or one strong?", config, units, run, figures, tables, claims)
