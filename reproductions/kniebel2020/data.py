@@ -89,7 +89,16 @@ def load(name: str, seed: int, train: int, validation: int, test: int, novel: in
     """The parts of one network; ``novel`` inputs of each other set."""
     if name not in PARTS:
         return _table(name, seed, train, test, novel, device)
-    pool_x, pool_y, test_x, test_y = arrays(name)
+    others = {other: arrays(other) for other in NOVEL[name] if novel}
+    return split(arrays(name), name, seed, train, validation, test, others, novel, device)
+
+
+def split(
+    given: Arrays, name: str, seed: int, train: int, validation: int, test: int, others: dict[str, Arrays], novel: int,
+    device: str,
+) -> Data:  # fmt: skip
+    """A pool divided by the seed; the test part and those of other sets are normalised like it."""
+    pool_x, pool_y, test_x, test_y = given
     mean, std = statistics(pool_x)
     order = torch.randperm(len(pool_y), generator=torch.Generator().manual_seed(derived_seed(seed, "pool")))
     if train + validation > len(order):
@@ -99,10 +108,10 @@ def load(name: str, seed: int, train: int, validation: int, test: int, novel: in
         return Examples(x.to(device), y.to(device), mean.to(device), std.to(device))
 
     held, used = order[:validation], order[validation : validation + train]
-    others = {other: examples(*arrays(other)[2:]).take(novel).inputs for other in NOVEL[name] if novel}
     return Data(
         examples(pool_x[used], pool_y[used]), examples(pool_x[held], pool_y[held]),
-        examples(test_x, test_y).take(test), others, int(pool_y.max()) + 1,
+        examples(test_x, test_y).take(test),
+        {other: examples(*found[2:]).take(novel).inputs for other, found in others.items()}, int(pool_y.max()) + 1,
     )  # fmt: skip
 
 
@@ -133,15 +142,20 @@ _read: dict[str, Arrays] = {}
 
 
 def arrays(name: str) -> Arrays:
-    """Pool and test part: from the folder of parts, else from the whole set."""
+    """Pool and test part, read once."""
     if name not in _read:
-        packed = next((_file(root, name) for root in roots() if _file(root, name).is_file()), None)
-        found = _whole(name) if packed is None else _unpacked(packed)
-        own = digest(found)
-        if own != DIGESTS.get(name, own):
-            raise BadFile(f"{packed or name}: its images are not those of the study (digest {own[:12]}…).")
-        _read[name] = found
+        _read[name] = read_part(name, DIGESTS.get(name))
     return _read[name]
+
+
+def read_part(name: str, expected: str | None) -> Arrays:
+    """From the folder of parts, else from the whole set; ``expected`` is the digest, where it is known."""
+    packed = next((_file(root, name) for root in roots() if _file(root, name).is_file()), None)
+    found = _whole(name) if packed is None else _unpacked(packed)
+    own = digest(found)
+    if expected is not None and own != expected:
+        raise BadFile(f"{packed or name}: its images are not those of the study (digest {own[:12]}…).")
+    return found
 
 
 def _file(root: Path, name: str) -> Path:
@@ -169,9 +183,9 @@ def _unpacked(path: Path) -> Arrays:
     return pool_x, pool_y.long(), test_x, test_y.long()
 
 
-def pack(folder: Path, name: str) -> Path:
+def pack(folder: Path, name: str, given: Arrays) -> Path:
     """Write the part of a set, compressed."""
-    pool_x, pool_y, test_x, test_y = (t.numpy() for t in arrays(name))
+    pool_x, pool_y, test_x, test_y = (t.numpy() for t in given)
     stream = io.BytesIO()
     np.savez(stream, pool_x=pool_x, pool_y=pool_y.astype(np.uint8), x=test_x, y=test_y.astype(np.uint8))
     path = _file(folder, name)
@@ -183,7 +197,7 @@ def pack(folder: Path, name: str) -> Path:
 def main(arguments: list[str]) -> None:
     folder, *names = arguments
     for name in names or list(DIGESTS):
-        path = pack(Path(folder), name)
+        path = pack(Path(folder), name, arrays(name))
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, digest {digest(arrays(name))}")
 
 

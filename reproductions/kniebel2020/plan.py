@@ -2,8 +2,8 @@
 
 ``python -m reproductions.kniebel2020.plan grid 6 --cells 'cifar-*' 'svhn-*'`` prints one command for each of six
 processes, about equally long; run them at the same time, each with its own ``--out``, then ``--merge``. Seconds on a
-CPU core are measured with one thread where they are below 300, else estimated; those on an H200 are estimated from runs of
-similar networks. Several processes on one GPU slow each other down.
+CPU core are measured with one thread where they are below 300, else estimated; those on an H200 are estimated from
+runs of similar networks. Several processes on one GPU slow each other down.
 """
 
 from __future__ import annotations

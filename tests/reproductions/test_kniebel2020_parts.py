@@ -113,15 +113,14 @@ def test_settings_are_chosen_on_the_other_cells() -> None:
 # Regression
 
 
-def test_the_regression_finds_what_was_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_regression_finds_what_was_put_in() -> None:
     names = [cell for cell, known in regression.KNOWN.items() if known.data == "fashion-mnist"]
     cells = {}
     for i, name in enumerate(names):
         depth = 2 + i % 4
         network = {"depth": depth, "width": 64.0 * (1 + i % 3), "layers": [{"kind": "Linear"}]}
         cells[name] = [{"network": network, "y": 0.3 * math.log2(depth) + 0.01 * s} for s in range(3)]
-    monkeypatch.setattr(regression, "RESAMPLES", 100)
-    found = regression.regress(cells, lambda network, _: network["y"], CONDITION)
+    found = regression.regress(cells, lambda network, _: network["y"], CONDITION, resamples=100)
     assert found.coefficients["depth"].mean == pytest.approx(0.3, abs=0.01)
     assert found.coefficients["width"].mean == pytest.approx(0.0, abs=0.01)
     assert found.coefficients["batch norm"].mean == 0 and found.determined.mean > 0.99
@@ -210,23 +209,23 @@ def test_sets_in_the_plane_have_an_inside() -> None:
 def test_parts_are_carried_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = torch.randint(256, (40, 1, 6, 6), dtype=torch.uint8)
     given = (pool, torch.arange(40) % 3, pool[:8].flip(0), torch.arange(8) % 3)
-    monkeypatch.setattr(data, "_read", {"mnist": given})
-    path = data.pack(tmp_path, "mnist")
+    data.pack(tmp_path, "mnist", given)
     monkeypatch.setenv("WHENCE_DATA", str(tmp_path))
-    monkeypatch.setattr(data, "DIGESTS", {"mnist": digest(given)})
-    data._read.clear()
-    found = data.load("mnist", 0, 20, 10, 5, 0, "cpu")
-    assert (found.train.size, found.validation.size, found.test.size, found.classes) == (20, 10, 5, 3)
-    assert torch.equal(found.test.raw, given[2][:5]) and found.train.raw.dtype == torch.uint8
-    other = data.load("mnist", 1, 20, 10, 5, 0, "cpu")
-    assert not torch.equal(other.train.raw, found.train.raw) and torch.equal(other.test.raw, found.test.raw)
-    with pytest.raises(ValueError, match="40 images"):
-        data.load("mnist", 0, 35, 10, 5, 0, "cpu")
-    data._read.clear()
-    monkeypatch.setattr(data, "DIGESTS", {"mnist": "0" * 64})
+    read = data.read_part("mnist", digest(given))
+    assert all(torch.equal(a, b) for a, b in zip(read, given, strict=True))
     with pytest.raises(BadFile, match="not those of the study"):
-        data.arrays("mnist")
-    assert path.exists()
+        data.read_part("mnist", "0" * 64)
+
+
+def test_the_seed_divides_the_pool_and_not_the_test_part() -> None:
+    pool = torch.randint(256, (40, 1, 6, 6), dtype=torch.uint8)
+    given = (pool, torch.arange(40) % 3, pool[:8].flip(0), torch.arange(8) % 3)
+    found, other = (data.split(given, "some", seed, 20, 10, 5, {"novel": given}, 4, "cpu") for seed in (0, 1))
+    assert (found.train.size, found.validation.size, found.test.size, found.classes) == (20, 10, 5, 3)
+    assert not torch.equal(other.train.raw, found.train.raw) and torch.equal(other.test.raw, found.test.raw)
+    assert torch.equal(found.novel["novel"], found.test.with_(raw=given[2], targets=given[3]).take(4).inputs)
+    with pytest.raises(ValueError, match="40 images"):
+        data.split(given, "some", 0, 35, 10, 5, {}, 0, "cpu")
 
 
 def test_the_plan_knows_every_unit_and_shares_them_out() -> None:

@@ -46,7 +46,7 @@ def predictors(name: str, network: Values) -> dict[str, float]:
     }
 
 
-def regress(cells: Cells, get: Get, condition: Condition, seed: int = 0) -> Regression:
+def regress(cells: Cells, get: Get, condition: Condition, seed: int = 0, resamples: int = RESAMPLES) -> Regression:
     """The figure of every network on the numbers and on the data set."""
     cells = deeper(cells)
     sets = sorted({KNOWN[name].data for name in cells})[1:]  # the first one is the base
@@ -55,7 +55,7 @@ def regress(cells: Cells, get: Get, condition: Condition, seed: int = 0) -> Regr
     names = list(cells)
     whole = _fit(names, rows, values)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(names), (RESAMPLES, len(names)), generator=generator).tolist()
+    drawn = torch.randint(len(names), (resamples, len(names)), generator=generator).tolist()
     found = torch.stack([_fit([names[i] for i in which], rows, values) for which in drawn])
     low, high = (torch.quantile(found, q, 0) for q in (0.025, 0.975))
     both = (*NUMBERS, *(f"data set: {s}" for s in sets), "R²")
