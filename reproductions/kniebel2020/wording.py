@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from reproductions.claims import Interval, Verdict
 from reproductions.kniebel2020.stability import Stable
+from reproductions.store import Values
 
-KNOWN = {"holds": "yes", "does not hold": "no", "cannot be told": "not known"}
+ARTICLE = Path(__file__).parents[2] / "docs" / "where-is-the-uncertainty.md"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -18,6 +20,22 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def section(title: str, question: str, answer: str, *parts: str) -> str:
     """A question by its own words, the answer, then the numbers."""
     return "\n\n".join([f"### {title}", f"*{question}*", f"**Answer.** {answer}", *(part for part in parts if part)])
+
+
+def answer(sections: str, title: str) -> str:
+    """The answer under a title of such sections; empty if it is not there."""
+    _, _, rest = sections.partition(f"### {title}\n")
+    _, _, rest = rest.partition("**Answer.** ")
+    return rest.partition("\n\n")[0]
+
+
+def passages(tables: Callable[[Values], str], **titles: str) -> tuple[tuple[Path, str, Callable[[Values], str]], ...]:
+    """The answers of an experiment for the article, by the names of their places in it."""
+
+    def part(title: str) -> Callable[[Values], str]:
+        return lambda units: answer(tables(units), title) or "Not run yet."
+
+    return tuple((ARTICLE, name, part(title)) for name, title in titles.items())
 
 
 def known(found: Stable, words: tuple[str, str], bound: float = 0.0) -> str:

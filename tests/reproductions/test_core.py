@@ -137,6 +137,10 @@ def test_only_what_lies_between_the_marks_is_written() -> None:
     assert readme.filled(text, "new") == f"above\n{readme.BEGIN}\nnew\n{readme.END}\nbelow\n"
     with pytest.raises(ValueError, match="lacks"):
         readme.filled("no marks", "new")
+    named = f"<!-- results begin: a -->\nx\n{readme.END} and <!-- results begin: b -->\ny\n{readme.END}"
+    assert readme.filled(named, "new", "b") == named.replace("y", "new")
+    with pytest.raises(ValueError, match="begin: c"):
+        readme.filled(named, "new", "c")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

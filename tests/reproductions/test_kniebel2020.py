@@ -154,6 +154,8 @@ def test_pages_say_what_the_results_say(name: str) -> None:
     assert set(content["units"]) <= set(found.units(found.config(False)))
     for path, part in found.elsewhere:
         assert path.read_text() == readme.filled(path.read_text(), part(values(content)))
+    for path, passage, part in found.passages:
+        assert path.read_text() == readme.filled(path.read_text(), part(values(content)), passage)
 
 
 def test_the_page_over_all_lists_every_answer() -> None:

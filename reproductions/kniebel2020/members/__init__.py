@@ -6,5 +6,11 @@ from reproductions.kniebel2020.members.config import config, units
 from reproductions.kniebel2020.members.figures import figures
 from reproductions.kniebel2020.members.run import run
 from reproductions.kniebel2020.members.tables import tables
+from reproductions.kniebel2020.wording import passages
 
-EXPERIMENT = Experiment("members", "Many weak or one strong?", config, units, run, figures, tables, claims)
+EXPERIMENT = Experiment(
+    "members", "Many weak or one strong?", config, units, run, figures, tables, claims,
+    passages=passages(
+        tables, members="Many weak members or one strong?",
+    ),
+)  # fmt: skip
