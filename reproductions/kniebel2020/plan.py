@@ -51,7 +51,7 @@ SECONDS: dict[str, list[tuple[str, float, float, tuple[str, ...]]]] = {
         ("fashion-cnn-bn/*", 40, 250, ("fashion-mnist",)),
         ("mnist-transformer/*", 60, 400, ("mnist",)),
         ("cifar-cnn-bn/*", 60, 900, ("cifar10-subset",)),
-        ("cifar-wrn16-4/*", 150, 9000, ("cifar10-subset",)),
+        ("cifar-wrn16-4/*", 230, 9000, ("cifar10-subset",)),
     ],
     "methods": [
         ("iris-mlp-2/*", 40, 8, ()),

@@ -46,6 +46,16 @@ def known(found: Stable, words: tuple[str, str], bound: float = 0.0) -> str:
     return down if found.below(bound) == "holds" else f"not known ({found.reason(bound)})"
 
 
+def sentence(found: Stable, yes: str, no: str, whether: str, bound: float = 0.0) -> str:
+    """What is stable as a sentence; else that it is not known, and what it depends on."""
+    reason = found.reason(bound)
+    if reason == "seeds":
+        return f"Whether {whether} is not known: networks differ."
+    if reason:
+        return f"Whether {whether} is not known: it depends on the {reason.replace('τ', 'prior')}."
+    return yes if found.above(bound) == "holds" else no
+
+
 def short(found: Interval | Stable, digits: int = 2) -> str:
     """The mean alone, of the reference condition."""
     own = found.reference if isinstance(found, Stable) else found

@@ -249,8 +249,8 @@ def pixels(posterior: whence.Laplace, subject: Subject) -> Values | None:
             "edge": float(by_pixel[near].mean()), "middle": float(by_pixel[~near].mean()),
             "activity": spearman(by_pixel, activity),
         }  # fmt: skip
-        if factor == 1.0 and subject.seed == 0:
-            found["map"] = [round(v, 4) for v in by_pixel.tolist()]
+        if factor == 1.0 and subject.seed == 0 and not subject.cell.factor:
+            found["map"] = [float(f"{v:.3g}") for v in by_pixel.tolist()]
     return found
 
 

@@ -9,7 +9,7 @@ from reproductions.kniebel2020.grid import numbers
 from reproductions.kniebel2020.grid.numbers import Cells, cells_of, deeper, main
 from reproductions.kniebel2020.grid.regression import everywhere, regress
 from reproductions.kniebel2020.stability import CONDITIONS, FACTORS, REFERENCE, Get, Stable, over_cells
-from reproductions.kniebel2020.wording import known, said, section, short, table
+from reproductions.kniebel2020.wording import known, said, section, sentence, short, table
 from reproductions.store import Values
 
 STRONG = 0.14  # ε² from which a difference counts as large
@@ -48,12 +48,15 @@ def layers(cells: Cells) -> str:
     found = {name: stable(own, get) for name, (_, get) in MEASURES.items()}
     wide, last = stable(own, numbers.explained_range), stable(own, numbers.last_above_others)
     follows = stable(deeper(own, 3), numbers.std_with_prior)
+    so = sentence(
+        last, f"The last layer is explained better than the others, by {last.text()}.",
+        "The last layer is explained less than the others.", "the last layer is explained better than the others",
+    )  # fmt: skip
     strong = [name for name, s in found.items() if s.above(STRONG) == "holds"]
     answer = (
         f"Between layers the differences in {' and '.join(strong) or 'no measure'} are large (ε² above {STRONG}) under "
         f"every prior and structure; for identified ε² is {found['identified'].text()}. `explained` differs by "
-        f"{wide.text()} between the best and the least explained layer, and whether the last layer is explained better "
-        f"than the others is {known(last, ('settled: it is', 'settled: it is not'))}. The posterior standard deviation "
+        f"{wide.text()} between the best and the least explained layer. {so} The posterior standard deviation "
         f"by itself says little: over layers it is ordered as the prior's (rank correlation {follows.text()}), which "
         "is the scale of the weights."
     )
@@ -112,11 +115,14 @@ def _which(cells: Cells) -> str:
     if len(seen) < 2:
         return ""
     pixel, edge = (over_cells(seen, get, KRON) for get in (numbers.with_activity, numbers.middle_above_edge))
-    classes = known(stable(cells, numbers.with_class_accuracy), ("settled: they are", "settled: they are not"))
+    found = stable(cells, numbers.with_class_accuracy)
+    classes = sentence(
+        found, "Classes that are predicted well are explained better.", "Classes predicted well are explained less.",
+        "classes that are predicted well are explained better",
+    )  # fmt: skip
     return (
         f"Which ones: weights from pixels that are often lit are known better (rank correlation {pixel.text()}), those "
-        f"at the middle of images {edge.times(100).text(0, '%')} better than those at the edge; whether classes that "
-        f"are predicted well are explained better is {classes}."
+        f"at the middle of images {edge.times(100).text(0, '%')} better than those at the edge. {classes}"
     )
 
 
@@ -129,8 +135,7 @@ def size(cells: Cells) -> str:
     ident, std = found["identified"], found["posterior standard deviation"]
     answer = (
         f"Inside layers, the rank correlation of |w| is with {'; '.join(f'{n} {s.text()}' for n, s in found.items())}. "
-        f"Whether the data identify larger weights better is {known(ident, ('settled: they do', 'settled: worse'))}. "
-        f"Whether larger weights have a larger standard deviation is {known(std, ('settled: yes', 'settled: no'))}."
+        f"{_larger(ident, 'better', 'worse')} {_wider(std)}"
     )
     rows = []
     for name, networks in own.items():
@@ -138,6 +143,16 @@ def size(cells: Cells) -> str:
         rows.append([name, *(f"{short(s)} ({known(s, ('+', '−'))})" for s in each)])
     head = ["cell", *(f"ρ(\\|w\\|, {name})" for name in SIZES)]
     return section("(c) Is a weight's size related to its uncertainty?", questions.SIZE, answer, table(head, rows))
+
+
+def _larger(ident: Stable, better: str, worse: str) -> str:
+    words = "The data identify larger weights {}."
+    return sentence(ident, words.format(better), words.format(worse), "the data identify larger weights better")
+
+
+def _wider(std: Stable) -> str:
+    yes, no = (f"Larger weights also have a {way} standard deviation." for way in ("larger", "smaller"))
+    return sentence(std, yes, no, "larger weights have a larger or a smaller standard deviation")
 
 
 # (e)

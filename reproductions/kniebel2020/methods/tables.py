@@ -9,7 +9,7 @@ from reproductions.claims import Interval, interval
 from reproductions.kniebel2020 import questions
 from reproductions.kniebel2020.grid.numbers import ranks
 from reproductions.kniebel2020.stability import Condition, Get, over_cells
-from reproductions.kniebel2020.wording import known, section, short, table
+from reproductions.kniebel2020.wording import section, sentence, short, table
 from reproductions.store import Values
 
 KRON, DIAG, RELATIVE, DRAWN = "laplace kron", "laplace diag", "laplace relative", "laplace kron, drawn"
@@ -126,11 +126,15 @@ def agreement(cells: Cells) -> str:
     found = {p: over_cells(cells, moved(*p), which) for p in combinations(WITH_SHARES, 2)}
     vi, swag, drawn = (found[KRON, name] for name in (VARIATIONAL, SWAG, DRAWN))
     side = over_cells(cells, nearer, which)
+    so = sentence(
+        side, "It is nearer to the diagonal than to the Kronecker posterior.",
+        "It is nearer to the Kronecker than to the diagonal posterior.",
+        "it is nearer to the diagonal than to the Kronecker posterior",
+    )  # fmt: skip
     answer = (
         f"To turn the Kronecker posterior's answer into that of variational inference, {vi.times(100).text(0, '%')} of "
         f"the variance would have to be moved between layers; into SWAG's {swag.times(100).text(0, '%')}. "
-        f"Whether variational inference is nearer to the diagonal than to the Kronecker posterior is "
-        f"{known(side, ('settled: it is', 'settled: it is not'))}. "
+        f"{so} "
         f"Linearising is not the reason: Kronecker Laplace by draws differs from itself linearised by "
         f"{drawn.times(100).text(0, '%')}."
     )

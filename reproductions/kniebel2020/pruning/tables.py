@@ -6,7 +6,7 @@ from statistics import fmean
 
 from reproductions.kniebel2020 import questions
 from reproductions.kniebel2020.stability import CONDITIONS, Condition, Get, over_cells
-from reproductions.kniebel2020.wording import known, section, table
+from reproductions.kniebel2020.wording import section, sentence, table
 from reproductions.store import Values
 
 LOSS = 0.01  # of accuracy on validation data that pruning may cost
@@ -99,12 +99,16 @@ def _pieces(units: Values, pieces: str) -> str:
         for other in ("magnitude", "random")
     )
     ident = over_cells(cells, further(pieces, "identified", "random")).times(100)
+    so = sentence(
+        ident, f"What the data have not identified can go sooner than a random choice ({ident.text(0)} points more).",
+        f"What the data have not identified cannot go sooner than a random choice ({ident.text(0)} points more).",
+        "what the data have not identified can go sooner than a random choice",
+    )  # fmt: skip
     lost = 100 * over_cells(cells, cost(pieces, best), ONE).reference.mean
     answer = (
         f"With at most {LOSS:.0%} of validation accuracy lost, most goes by {SHOWN[best]}: "
         f"{_mean(cells, pieces, best):.0%} on average, {size.text(0)} points more than by magnitude and "
-        f"{chance.text(0)} more than at random. Whether what the data have not identified can go sooner than a random "
-        f"choice is {known(ident, ('settled: it can', 'settled: it cannot'))} ({ident.text(0)} points more). On test "
+        f"{chance.text(0)} more than at random. {so} On test "
         f"data the best order costs {lost:.1f} points of accuracy."
     )
     note = (

@@ -11,7 +11,7 @@ from reproductions.kniebel2020.stability import REFERENCE, Condition, Stable, ov
 from reproductions.kniebel2020.training import rules
 from reproductions.kniebel2020.training.rules import FAMILIES, Judged, Runs, optimum, series, settled_at
 from reproductions.kniebel2020.training.watch import PRUNED
-from reproductions.kniebel2020.wording import known, said, section, short, table
+from reproductions.kniebel2020.wording import known, said, section, sentence, short, table
 from reproductions.store import Values
 
 CHEAP = 0.01  # nats
@@ -103,10 +103,7 @@ def differences(runs: Runs) -> str:
         f"explained layer are {more.text()} further apart. "
         f"`explained` does not only rise: from its largest value to the end of the training it falls by {less.text()}, "
         f"because a network that becomes sure of its training data sends less curvature back. "
-        f"Whether layers settle in an order is {known(ordered, ('settled: first ones first', 'settled: last first'))} "
-        f"(rank correlation of place and epoch {ordered.text()}), and whether the peak of `explained` comes before the "
-        f"validation optimum is {known(early, ('settled: it does not', 'settled: it does'))} "
-        f"({early.times(100).text(0, '%')} of the training later)."
+        f"{_in_order(ordered)} {_peaks(early)}"
     )
     head = ["cell", "validation optimum", "peak of explained", "apart at the start", "at the optimum", "at the end",
             "fallen since the peak", "order"]  # fmt: skip
@@ -124,6 +121,20 @@ def differences(runs: Runs) -> str:
         rows.append([cell, *epochs, *(f"{d:.2f}" for d in distances), short(Stable.of(some, fallen)), sign])
     title = "(d) During training: do layers settle, and in an order?"
     return section(title, questions.TRAINING, answer, table(head, rows))
+
+
+def _in_order(found: Stable) -> str:
+    yes, no = (f"The {ends} layers settle first (rank correlation {found.text()})." for ends in ("first", "last"))
+    return sentence(found, yes, no, "layers settle in an order")
+
+
+def _peaks(found: Stable) -> str:
+    away = found.times(100).text(0, "%")
+    yes, no = (
+        f"`explained` peaks {when} the validation optimum ({away} of the training later)."
+        for when in ("after", "before")
+    )
+    return sentence(found, yes, no, "`explained` peaks before the validation optimum")
 
 
 def stopping(runs: Runs) -> str:
