@@ -1,18 +1,23 @@
 """How long every unit takes, and how to share the work out among processes.
 
 ``python -m reproductions.kniebel2020.plan grid 6 --cells 'cifar-*' 'svhn-*'`` prints one command for each of six
-processes, about equally long; run them at the same time, each with its own ``--out``, then ``--merge``. Seconds on a
-CPU core are measured with one thread where they are below 300, else estimated; those on an H200 are estimated from
+processes, about equally long; with ``--go FOLDER`` it runs them at the same time and merges what they made. Seconds on
+a CPU core are measured with one thread where they are below 300, else estimated; those on an H200 are estimated from
 runs of similar networks. Several processes on one GPU slow each other down.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import subprocess
+import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from reproductions.kniebel2020 import COLLECTION
 
+PACKAGE = "reproductions.kniebel2020"
 # Experiment: pattern of units → seconds on an H200, on one CPU core, and the sets whose files are needed.
 GREY = ("mnist", "fashion-mnist", "kmnist-test", "notmnist")
 COLOUR = ("cifar10-subset", "svhn-test")
@@ -65,8 +70,8 @@ SECONDS: dict[str, list[tuple[str, float, float, tuple[str, ...]]]] = {
 
 
 def seconds(experiment: str, unit: str, device: str) -> float:
-    """Of one unit alone on the device."""
-    _, gpu, cpu, _ = next(row for row in SECONDS[experiment] if fnmatchcase(unit, row[0]))
+    """Of one unit alone on the device; those of the small version take about one."""
+    _, gpu, cpu, _ = next((row for row in SECONDS[experiment] if fnmatchcase(unit, row[0])), ("", 1.0, 1.0, ()))
     return gpu if device.startswith("cuda") else cpu
 
 
@@ -92,16 +97,37 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cells", nargs="+", default=["*"], help="patterns of units")
     parser.add_argument("--done", nargs="*", default=[], help="units to leave out")
+    parser.add_argument("--go", type=Path, metavar="FOLDER", help="run them at once, and merge them in FOLDER/NAME")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument("--quick", action="store_true", help="of the small version")
     chosen = parser.parse_args(arguments)
     found = COLLECTION.experiment(chosen.name)
-    names = found.units(found.config(False))
+    names = found.units(found.config(chosen.quick))
     wanted = [n for n in names if n not in chosen.done and any(fnmatchcase(n, p) for p in chosen.cells)]
-    for i, (total, units) in enumerate(shared_out(chosen.name, wanted, chosen.processes, chosen.device)):
-        quoted = " ".join(f"'{unit}'" for unit in units)
-        print(
-            f"python3 -m reproductions.kniebel2020 {chosen.name} --device {chosen.device} --no-progress "
-            f"--out build/{chosen.name}-{i} --units {quoted}  # {total:.0f} s"
-        )
+    parts = shared_out(chosen.name, wanted, chosen.processes, chosen.device)
+    common = [chosen.name, "--device", chosen.device, "--no-progress", *(["--quick"] if chosen.quick else [])]
+    if chosen.go is None:
+        for i, (total, units) in enumerate(parts):
+            more = ["--out", f"build/{chosen.name}-{i}", "--units", *units]
+            print(f"{shlex.join(['python3', '-m', PACKAGE, *common, *more])}  # {total:.0f} s")
+        return
+    go(chosen.name, common, [units for _, units in parts], chosen.go, chosen.limit_seconds)
+
+
+def go(name: str, common: list[str], parts: list[list[str]], folder: Path, limit: float) -> None:
+    """Run all processes at the same time, and put together what they made; each starts nothing after the limit."""
+    folders = [folder / f"{name}-{i}" for i in range(len(parts))]
+    command = [sys.executable, "-m", PACKAGE, *common]
+    running = [
+        subprocess.Popen([*command, "--limit-seconds", str(limit), "--out", str(own), "--units", *units])
+        for own, units in zip(folders, parts, strict=True)
+    ]
+    for process in running:
+        process.wait()
+    made = [str(own) for own in folders if (own / "results.json").exists()]
+    if made:
+        # where all units are there, figures are drawn too, which fails without matplotlib after everything is written
+        subprocess.run([*command, "--out", str(folder / name), "--merge", *made], check=False)
 
 
 if __name__ == "__main__":

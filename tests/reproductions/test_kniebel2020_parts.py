@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from reproductions.kniebel2020.separation.run import INSIDE, grid
 from reproductions.kniebel2020.stability import CONDITIONS, Stable, over_cells, throughout
 from reproductions.kniebel2020.training import rules
 from reproductions.kniebel2020.training.rules import Stop
+from reproductions.store import read
 from whence.engine.files import digest
 from whence.errors import BadFile
 
@@ -232,9 +234,27 @@ def test_the_plan_knows_every_unit_and_shares_them_out() -> None:
     for name in COLLECTION.names:
         found = COLLECTION.experiment(name)
         units = found.units(found.config(False))
-        assert all(plan.seconds(name, unit, device) > 0 for unit in units for device in ("cuda", "cpu"))
+        assert all(any(fnmatchcase(unit, row[0]) for row in plan.SECONDS[name]) for unit in units)
         parts = plan.shared_out(name, units, 4, "cuda")
         assert sorted(unit for _, own in parts for unit in own) == sorted(units)
         longest = max(plan.seconds(name, unit, "cuda") for unit in units)
         assert max(t for t, _ in parts) - min(t for t, _ in parts) <= longest
     assert plan.files("grid", "cifar-vgg11/0") == plan.COLOUR
+
+
+@pytest.mark.slow
+def test_processes_run_at_once_and_are_put_together(tmp_path: Path) -> None:
+    given = [
+        "separation",
+        "2",
+        "--quick",
+        "--device",
+        "cpu",
+        "--cells",
+        "half-plane/one layer/*",
+        "--go",
+        str(tmp_path),
+    ]
+    plan.main(given)
+    found = read(tmp_path / "separation" / "results.json")
+    assert list(found["units"]) == ["half-plane/one layer/0", "half-plane/one layer/1"]
