@@ -12,12 +12,16 @@ import argparse
 import shlex
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from reproductions.kniebel2020 import COLLECTION
+from reproductions.store import read
 
 PACKAGE = "reproductions.kniebel2020"
+OUT_OF_TIME = 3  # exit status
 # Experiment: pattern of units → seconds on an H200, on one CPU core, and the sets whose files are needed.
 GREY = ("mnist", "fashion-mnist", "kmnist-test", "notmnist")
 COLOUR = ("cifar10-subset", "svhn-test")
@@ -111,23 +115,35 @@ def main(arguments: list[str] | None = None) -> None:
             more = ["--out", f"build/{chosen.name}-{i}", "--units", *units]
             print(f"{shlex.join(['python3', '-m', PACKAGE, *common, *more])}  # {total:.0f} s")
         return
-    go(chosen.name, common, [units for _, units in parts], chosen.go, chosen.limit_seconds)
+    ordered = [[unit for unit in wanted if unit in units] for _, units in parts]
+    go(chosen.name, common, ordered, chosen.go, chosen.limit_seconds)
 
 
 def go(name: str, common: list[str], parts: list[list[str]], folder: Path, limit: float) -> None:
     """Run all processes at the same time, and put together what they made; each starts nothing after the limit."""
+    end = time.monotonic() + limit
     folders = [folder / f"{name}-{i}" for i in range(len(parts))]
     command = [sys.executable, "-m", PACKAGE, *common]
-    running = [
-        subprocess.Popen([*command, "--limit-seconds", str(limit), "--out", str(own), "--units", *units])
-        for own, units in zip(folders, parts, strict=True)
-    ]
-    for process in running:
-        process.wait()
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda own, units: _followed(command, own, units, end), folders, parts))
     made = [str(own) for own in folders if (own / "results.json").exists()]
     if made:
         # where all units are there, figures are drawn too, which fails without matplotlib after everything is written
         subprocess.run([*command, "--out", str(folder / name), "--merge", *made], check=False)
+
+
+def _followed(command: list[str], own: Path, units: list[str], end: float) -> None:
+    """One process after another, until all units are done or failed or the time is over."""
+    while units and time.monotonic() < end:
+        limit = min(end - time.monotonic(), 1e9)
+        more = ["--limit-seconds", f"{limit:.0f}", "--out", str(own), "--units", *units]
+        ended = subprocess.run([*command, *more], check=False)
+        done = read(own / "results.json")["units"] if (own / "results.json").exists() else {}
+        left = [unit for unit in units if unit not in done]
+        if ended.returncode in (0, OUT_OF_TIME):
+            return
+        print(f"{left[0] if left else own} failed", file=sys.stderr)
+        units = left[1:]
 
 
 if __name__ == "__main__":

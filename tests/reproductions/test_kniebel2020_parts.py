@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
@@ -258,3 +260,18 @@ def test_processes_run_at_once_and_are_put_together(tmp_path: Path) -> None:
     plan.main(given)
     found = read(tmp_path / "separation" / "results.json")
     assert list(found["units"]) == ["half-plane/one layer/0", "half-plane/one layer/1"]
+
+
+def test_a_unit_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    """The process ends at unit b; another one goes on behind it."""
+    lines = [
+        "import sys, json, pathlib",
+        "a = sys.argv; folder = pathlib.Path(a[a.index('--out') + 1]); folder.mkdir(exist_ok=True)",
+        "file = folder / 'results.json'; content = json.loads(file.read_text()) if file.exists() else {'units': {}}",
+        "for unit in a[a.index('--units') + 1:]:",
+        "    if unit == 'b': sys.exit(1)",
+        "    content['units'][unit] = {}; file.write_text(json.dumps(content))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    plan._followed(command, tmp_path / "own", ["a", "b", "c"], time.monotonic() + 60)
+    assert list(read(tmp_path / "own" / "results.json")["units"]) == ["a", "c"]
