@@ -42,7 +42,7 @@ def network(picture: NetworkPicture, ax: Axes | None = None) -> Figure:
     if chosen:
         _factors(axes[1], chosen)
     bar = figure.colorbar(image, ax=axes[0], location="bottom", shrink=0.7, pad=0.02, aspect=40, ticks=TICKS)
-    bar.ax.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    bar.ax.set_xticks(TICKS, [f"{tick:g}".replace("-", "−") for tick in TICKS])
     bar.set_label(WORDS[picture.of], fontsize=8)
     bar.ax.tick_params(labelsize=canvas.SMALL)
     bar.outline.set_visible(False)  # type: ignore[operator]
