@@ -35,7 +35,9 @@ def options(collection: Collection, arguments: list[str] | None = None) -> argpa
     parser.add_argument("--out", type=Path, help=f"folder for results.json and figures (its own; quick: below {QUICK})")
     parser.add_argument("--cache", type=Path, help="folder for weights and posteriors (beside the results)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start nothing after this time")
-    parser.add_argument("--units", default="*", metavar="PATTERN", help="only units of such names, e.g. '*/0*'")
+    parser.add_argument(
+        "--units", nargs="+", default=["*"], metavar="PATTERN", help="only units of such names, e.g. '*/0*'"
+    )
     parser.add_argument(
         "--merge", nargs="+", type=Path, metavar="FOLDER", help="take over units that are there, and end"
     )
@@ -95,7 +97,7 @@ def one(collection: Collection, name: str, chosen: argparse.Namespace, limit: fl
         except OutOfTime as stopped:
             print(f"{name}: the time is over before {stopped}; run it again to go on.", file=sys.stderr)
             return 3
-    if (chosen.units != "*" or chosen.merge) and len(results.content["units"]) < len(units):
+    if (chosen.units != ["*"] or chosen.merge) and len(results.content["units"]) < len(units):
         print(f"{len(results.content['units'])} of {len(units)} units are in {folder / 'results.json'}")
         return 0
     made = found.figures(values(results.content), folder)

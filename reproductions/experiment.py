@@ -47,6 +47,7 @@ class Experiment:
     tables: Callable[[Values], str]  # Markdown
     claims: Callable[[Values], list[Claim]]
     elsewhere: tuple[tuple[Path, Callable[[Values], str]], ...] = ()  # other pages with a part from these numbers
+    passages: tuple[tuple[Path, str, Callable[[Values], str]], ...] = ()  # pages with several parts, each by its name
 
 
 @dataclass(frozen=True)

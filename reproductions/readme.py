@@ -47,13 +47,14 @@ def section(found: Experiment, content: Values) -> str:
     return "\n\n".join(part.strip() for part in parts)
 
 
-def filled(text: str, part: str) -> str:
-    """``text`` with the part between its marks replaced."""
-    before, _, rest = text.partition(BEGIN)
+def filled(text: str, part: str, name: str = "") -> str:
+    """``text`` with the part between its marks replaced; pages with several parts have marks with their names."""
+    begin = BEGIN.replace(" -->", f": {name} -->") if name else BEGIN
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(END)
-    if not rest or BEGIN not in text or END not in text:
-        raise ValueError(f"the README lacks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+    if not rest or begin not in text or END not in rest:
+        raise ValueError(f"the README lacks {begin} and {END}")
+    return f"{before}{begin}\n{part}\n{END}{after}"
 
 
 def summary(collection: Collection) -> str:
@@ -83,3 +84,5 @@ def write(collection: Collection, name: str) -> None:
     (home / "README.md").write_text(expected(home, summary(collection)))
     for path, part in found.elsewhere:
         path.write_text(filled(path.read_text(), part(values(content))))
+    for path, name_of_part, part in found.passages:
+        path.write_text(filled(path.read_text(), part(values(content)), name_of_part))

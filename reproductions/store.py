@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ class Results:
 
     def __init__(
         self, path: Path, experiment: str, config: Values, device: str, *, quick: bool = False,
-        limit: float = math.inf, only: str = "*", on_unit: Callable[[str], None] | None = None,
+        limit: float = math.inf, only: str | Sequence[str] = "*", on_unit: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        self.path, self.device, self.only = path, device, only
+        self.path, self.device = path, device
+        self.only = (only,) if isinstance(only, str) else tuple(only)
         self._until = time.monotonic() + limit
         self._on_unit = on_unit
         head = {"experiment": experiment, "quick": quick, "config": json.loads(json.dumps(config))}
@@ -66,7 +67,7 @@ class Results:
     def unit(self, name: str, work: Callable[[], Values]) -> Values:
         """The value of a unit: read if it is there, else computed and written; empty if it is none of ``only``."""
         units = self.content["units"]
-        if name not in units and not fnmatchcase(name, self.only):
+        if name not in units and not any(fnmatchcase(name, pattern) for pattern in self.only):
             return {}
         if name not in units:
             if time.monotonic() > self._until:

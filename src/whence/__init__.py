@@ -18,6 +18,7 @@ from whence.recording.selection import subnetwork
 if TYPE_CHECKING:
     from whence import metrics, robustness, zoo
     from whence.auditing import Audit, Comparison, Diff, audit, compare, diff
+    from whence.curvature.example_gradients import per_example_gradients
     from whence.extras.online_evidence import OnlineEvidence, online_evidence
     from whence.extras.pruning.compact import compact
     from whence.extras.pruning.curve import PruneCurve, prune_curve
@@ -91,6 +92,7 @@ __all__ = [
     "metrics",
     "novelty",
     "online_evidence",
+    "per_example_gradients",
     "prune",
     "prune_curve",
     "reference_of",
@@ -128,6 +130,7 @@ _LATER = {
     "diff": "auditing",
     "dropout": "posteriors.dropout",
     "ensemble": "posteriors.ensembles",
+    "per_example_gradients": "curvature.example_gradients",
     "variational": "posteriors.variational",
     "Attribution": "where.attribution",
     "Novelty": "where.novelty",

@@ -131,13 +131,14 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
     known = [name for name in parameters if name != "self"]
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     needed = "likelihood" in parameters and parameters["likelihood"].default is inspect.Parameter.empty
+    positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in parameters and not any_keyword:
                 _refuse_keyword(name, function.__name__, known)
-        if needed and "likelihood" not in kwargs:
+        if needed and "likelihood" not in kwargs and "likelihood" not in positional[: len(args)]:
             raise TypeError(
                 f"{function.__name__}() needs likelihood='classification', 'binary' or 'regression', or a "
                 "whence.Likelihood such as whence.Gaussian(noise=0.1)."

@@ -241,6 +241,21 @@ def test_rows_of_zeros_take_what_is_usual_and_dead_columns_too() -> None:
     assert_close(variance["2.weight"][:, 1], r / (7 * inner[1]), 1e-10)  # κ = 0
 
 
+def test_a_dead_unit_whose_weights_have_decayed_has_a_finite_prior() -> None:
+    """Weight decay goes on where no gradient comes; its weights fall below what float32 can square."""
+    model, x, y = small()
+    with torch.no_grad():
+        model[0].weight[2] *= 1e-24
+        model[0].bias[2] = -1e-20  # never on
+        model[2].weight[:, 2] *= 1e-24
+    posterior = quietly(model.float(), x.float(), y)
+    where = posterior.where(x.float())
+    assert all(math.isfinite(v) for row in where.layers for v in vars(row).values() if isinstance(v, float))
+    for name, variance in posterior.prior_variance().items():
+        assert bool(torch.isfinite(variance).all()) and bool((variance > 0).all()), name
+    assert float(posterior.prior_variance()["2.weight"][:, 2].max()) < 1e-12
+
+
 def test_the_softmax_head_is_centred_and_others_are_not() -> None:
     model, x, _ = small()
     shifted = nn.Sequential(model[0], model[1], nn.Linear(6, 3)).double()

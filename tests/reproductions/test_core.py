@@ -65,6 +65,10 @@ def test_work_is_shared_by_name_and_put_together(tmp_path: Path) -> None:
         for name in order:
             mine.unit(name, lambda seed=seed: {"by": seed})  # type: ignore[misc]
         assert list(mine.content["units"]) == [f"train/{seed}", f"measure/{seed}"]
+    several = made(tmp_path / "several", only=("train/*", "*/1"))  # type: ignore[arg-type]
+    for name in order:
+        several.unit(name, dict)
+    assert list(several.content["units"]) == ["train/0", "train/1", "measure/1"]
     whole = made(tmp_path)
     assert [whole.merge(tmp_path / str(seed) / "results.json", order) for seed in (1, 0, 0)] == [2, 2, 0]
     found = values(read(tmp_path / "results.json"))
@@ -133,6 +137,10 @@ def test_only_what_lies_between_the_marks_is_written() -> None:
     assert readme.filled(text, "new") == f"above\n{readme.BEGIN}\nnew\n{readme.END}\nbelow\n"
     with pytest.raises(ValueError, match="lacks"):
         readme.filled("no marks", "new")
+    named = f"<!-- results begin: a -->\nx\n{readme.END} and <!-- results begin: b -->\ny\n{readme.END}"
+    assert readme.filled(named, "new", "b") == named.replace("y", "new")
+    with pytest.raises(ValueError, match="begin: c"):
+        readme.filled(named, "new", "c")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

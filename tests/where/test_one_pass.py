@@ -58,8 +58,10 @@ def test_all_questions_in_one_pass(make: Callable[[], Any], structure: str, monk
     precision = novelty_precision(posterior)
     priors["novelty"] = with_novelty_prior(posterior, precision)
     groups = torch.stack([torch.arange(24) % 3 == c for c in range(3)], 1)
-    strong, pieces = posterior.with_prior(whence.Relative(30.0)), list[Moments]()
-    found = examine(x, Asked(priors, units="own", groups=groups, moments=strong), on_moments=pieces.append)
+    under = {"strong": posterior.with_prior(whence.Relative(30.0)), "own": posterior}
+    seen: dict[str, list[Moments]] = {name: [] for name in under}
+    asked = Asked(priors, units="own", groups=groups, moments=under)
+    found = examine(x, asked, on_moments=lambda name, piece: seen[name].append(piece))
 
     for name, prior in priors.items():
         alone = shares(prior, x, units=True)
@@ -68,13 +70,14 @@ def test_all_questions_in_one_pass(make: Callable[[], Any], structure: str, monk
         assert_close(found[name].outputs, alone.outputs, 1e-12)
     assert_close(found["novelty"].unexplained, unexplained_by_layer(posterior, x, precision)[0], 1e-9)
 
-    assert len(pieces) == 4
-    wanted = list(linearised.moments_of(strong, x))
-    assert_close(torch.cat([m.mean for m in pieces]), torch.cat([m.mean for m in wanted]), 1e-12)
-    assert_close(torch.cat([m.cov for m in pieces]), torch.cat([m.cov for m in wanted]), 1e-9)
-    for piece in pieces:
-        assert piece.by_block is not None
-        assert_close(torch.stack(piece.by_block).sum(0), piece.cov, 1e-12)
+    for name, pieces in seen.items():
+        assert len(pieces) == 4
+        wanted = list(linearised.moments_of(under[name], x))
+        assert_close(torch.cat([m.mean for m in pieces]), torch.cat([m.mean for m in wanted]), 1e-12)
+        assert_close(torch.cat([m.cov for m in pieces]), torch.cat([m.cov for m in wanted]), 1e-9)
+        for piece in pieces:
+            assert piece.by_block is not None
+            assert_close(torch.stack(piece.by_block).sum(0), piece.cov, 1e-12)
 
     for c in range(3):
         mine, some = shares(posterior, x[groups[:, c]], units=True), found["own"].of_group(c, groups[:, c])
@@ -106,6 +109,7 @@ def test_random_columns_give_no_moments() -> None:
     data = (torch.randn(20, 4).double(), torch.randint(40, (20,)))
     posterior = whence.laplace(model, data, likelihood="classification", progress=False)
     seen: list[Moments] = []
-    found = examine(data[0], Asked({"": posterior}, moments=posterior), Question(probes=4), seen.append)
+    asked = Asked({"": posterior}, moments={"": posterior})
+    found = examine(data[0], asked, Question(probes=4), lambda _, piece: seen.append(piece))
     assert not seen and found[""].spread is not None
     assert_close(found[""].variance, shares(posterior, data[0], Question(probes=4)).variance, 1e-12)

@@ -98,7 +98,8 @@ class PictureFormat(StrEnum):
 class Criterion(StrEnum):
     """Pruning criterion."""
 
-    snr, identified, saliency, magnitude, random = "snr", "identified", "saliency", "magnitude", "random"
+    snr, identified, saliency = "snr", "identified", "saliency"
+    relative_curvature, magnitude, random = "relative_curvature", "magnitude", "random"
 
 
 # Values

@@ -31,7 +31,7 @@ EPILOG = (
     f"{options.REFERENCES}\n\n{options.CODES}"
 )
 FRACTION = "Share of the weights (or units) to prune: 0.9 prunes 90%."
-CRITERIA = "Criterion; the lowest are pruned first: snr, identified, saliency, magnitude or random."
+CRITERIA = "Criterion; the lowest are pruned first: snr, identified, saliency, relative_curvature, magnitude or random."
 COMPACT = "With --units: make the layers smaller, for faster computation."
 CURVE = "With --test: a table for every criterion and many fractions."
 

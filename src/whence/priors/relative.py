@@ -29,6 +29,7 @@ from whence.recording.roles import Role, matrices
 
 FLOOR = 0.01  # ν
 SLOPE = 1.0  # prior variance of a PReLU slope, times τ: slopes do not depend on the network's scales
+SMALLEST = 1e-16  # of a scale relative to the usual one: weight decay shrinks those of dead units beyond float32
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def shape_of(block: Block, weights: Mapping[str, Tensor], signal: Signal, floor:
         variances = [_filled(v) for v in pieces]
         note = _zeros(block) if any(not bool((v > 0).any()) for v in pieces) else ""
     flat = torch.cat([v.reshape(-1) for v in variances])
+    flat = flat.clamp(min=SMALLEST**2 * flat.median())
     if kind is Role.BIAS and block.form is not None:
         return Separable(block.form.pack(1 / flat)[..., 0], torch.ones(block.form.pairs, 1, dtype=flat.dtype)), note
     return PerWeight(1 / flat), note
@@ -228,8 +230,8 @@ def separable_scales(
     kappa = torch.where(q > 0, 1 / (number * q.clamp(min=1e-300)), 0.0)
     typical = mean.mean(1, keepdim=True)
     kappa = torch.where(external.unsqueeze(1), torch.minimum(kappa, typical), kappa)
-    worth = mean + floor * kappa
-    return energy, _filled(worth, torch.Tensor.mean), True
+    worth = _filled(mean + floor * kappa, torch.Tensor.mean)
+    return energy.clamp(min=SMALLEST * energy.median()), worth.clamp(max=worth.median() / SMALLEST), True
 
 
 def _without_signal(weight: Tensor, bias: Tensor | None) -> Separable:

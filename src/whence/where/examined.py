@@ -141,9 +141,9 @@ def examined(
     moments = KeptMoments(posterior, inputs) if predict and question.is_whole and _exact(posterior, inputs) else None
     found = examine(
         inputs,
-        Asked(asked, 1.0 if units else None, groups, None if moments is None else posterior),
+        Asked(asked, 1.0 if units else None, groups, {} if moments is None else {"": posterior}),
         question,
-        None if moments is None else moments.add,
+        None if moments is None else lambda _, piece: moments.add(piece),
     )
     unexplained = None
     if weak is not None and novelty is not None:

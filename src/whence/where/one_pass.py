@@ -48,7 +48,7 @@ class Asked(Generic[K]):
     shares: Mapping[K, Laplace]
     units: K | None = None  # of which posterior of ``shares``
     groups: Tensor | None = None  # sums of units over groups of inputs too: which inputs are in each, bool [N, G]
-    moments: Laplace | None = None  # mean and covariance of the outputs under this posterior
+    moments: Mapping[Any, Laplace] = field(default_factory=dict)  # mean and covariance of the outputs under these
 
     @property
     def first(self) -> Laplace:
@@ -62,21 +62,25 @@ def shares(posterior: Laplace, x: Any, question: Question | None = None, units: 
 
 @torch.inference_mode(False)
 def examine(
-    x: Any, asked: Asked[K], question: Question | None = None, on_moments: Callable[[Moments], None] | None = None
+    x: Any,
+    asked: Asked[K],
+    question: Question | None = None,
+    on_moments: Callable[[Any, Moments], None] | None = None,
 ) -> dict[K, Shares]:
     """The shares under every prior.
 
-    ``on_moments`` is called with the moments of every piece, in order; not at all where random columns are used.
+    ``on_moments`` is called with the key and the moments of every piece, in order; not at all where random columns are
+    used.
     """
-    over = ColumnPass(asked.first, question or Question(), "where()", whole=asked.moments is not None)
+    over = ColumnPass(asked.first, question or Question(), "where()", whole=bool(asked.moments))
     examiner = _Examiner(asked, over)
     collected = {name: _Collected() for name in asked.shares}
     outputs = []
     with DeferredChecks():  # no piece waits for the check of its outputs
         for mean, moments, found in over.over(x, examiner.examine):
             outputs.append(mean)
-            if moments is not None and on_moments is not None:
-                on_moments(moments)
+            for key, piece in moments.items() if on_moments is not None else ():
+                on_moments(key, piece)  # type: ignore[misc]
             for name, parts in found.items():
                 collected[name].add(parts, over.question)
     joined = torch.cat(outputs) if outputs[0].dim() == 2 else None
@@ -178,32 +182,27 @@ class _Examiner(Generic[K]):
         self.units = {b.name: units_of(network, b) for b in asked.first.blocks} if asked.units is not None else {}
         self._units = {name: units.to(network.device) for name, units in self.units.items()}
         self._weights = {name: (posterior, Weights(posterior)) for name, posterior in asked.shares.items()}
-        self._moments = None if asked.moments is None else (asked.moments, Weights(asked.moments))
+        self._moments = {key: (posterior, Weights(posterior)) for key, posterior in asked.moments.items()}
 
     def examine(
         self, outputs: Tensor, grads: Gradients, first: int
-    ) -> tuple[Tensor, Moments | None, dict[K, list[_Parts]]]:
-        """Outputs, their moments if these are asked for, and the parts by prior."""
+    ) -> tuple[Tensor, dict[Any, Moments], dict[K, list[_Parts]]]:
+        """Outputs, their moments under each posterior that is asked for them, and the parts by prior."""
         groups = self.asked.groups
         members = None if groups is None else groups[first : first + grads.recording.size].to(outputs.device).double()
         names = list(self._weights)
         found: dict[K, list[_Parts]] = {name: [] for name in names}
-        whole = _unders(*self._moments) if self._moments is not None and self.over.whole else None
-        covariances = []
+        whole = {key: _unders(*own) for key, own in self._moments.items()} if self.over.whole else {}
+        covariances: dict[Any, list[Tensor]] = {key: [] for key in whole}
         for unders in zip(*(_unders(*self._weights[name]) for name in names), strict=True):
             seen = _Projections(grads, self.over.whole and self.over.posterior.likelihood.shift_invariant)
-            if whole is not None:
-                own = next(whole)
-                covariances.append(seen.projection(own).weighted(*own.weights))
+            for key, own in whole.items():
+                block = next(own)
+                covariances[key].append(seen.projection(block).weighted(*block.weights))
             for name, under in zip(names, unders, strict=True):
                 units = self._units if name == self.asked.units else {}
                 found[name].append(self._parts(under, seen, units, members))
-        moments = None
-        if covariances:
-            total = covariances[0]
-            for part in covariances[1:]:
-                total = total + part
-            moments = Moments(outputs, total, covariances)
+        moments = {key: Moments(outputs, sum(parts[1:], parts[0]), parts) for key, parts in covariances.items()}
         return outputs, moments, found
 
     def _parts(self, under: _Under, seen: _Projections, units: Mapping[str, Units], members: Tensor | None) -> _Parts:

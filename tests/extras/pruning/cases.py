@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.extras.pruning import masks as pruning
+from whence.extras.pruning import criteria as pruning
 from whence.extras.pruning.masks import PruningPlan
 
 CRITERIA = ("snr", "identified", "saliency", "magnitude", "random")
@@ -35,4 +35,4 @@ def vector(values: dict[str, Tensor]) -> Tensor:
 
 def scores(posterior, names, by: str) -> dict[str, torch.Tensor]:
     """The score of every weight."""
-    return PruningPlan(posterior, list(names), False).scores(pruning.CRITERIA[by])
+    return PruningPlan(posterior, list(names)).scores(pruning.CRITERIA[by])

@@ -15,7 +15,8 @@ from whence.engine.batches import Data
 from whence.engine.progress import progress_bar
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, explains_keywords, one_of
-from whence.extras.pruning.masks import CRITERIA, By, PruningPlan, check_fraction
+from whence.extras.pruning.criteria import CRITERIA, By
+from whence.extras.pruning.masks import Pieces, PruningPlan, UnitsOption, check_fraction
 from whence.functional import Network
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from whence.metrics import accuracy, nll, rmse
@@ -25,6 +26,7 @@ from whence.recording.selection import Layers
 from whence.tables import Table, html_of, text
 
 TINY = 1e-300
+AS_SALIENCY = ("relative_curvature",)  # of single weights the same order as by saliency
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -90,7 +92,7 @@ def prune_curve(
     *,
     fractions: Sequence[float] = FRACTIONS,
     by: By | Sequence[By] | None = None,
-    units: bool = False,
+    units: UnitsOption = False,
     per_layer: bool = False,
     layers: Layers = None,
     seed: int | None = None,
@@ -99,9 +101,9 @@ def prune_curve(
 ) -> PruneCurve:
     """Prune by each criterion to each fraction, and score the masked network on test data.
 
-    ``by``: one criterion, some, or all that are defined for the posterior. The options are those of
-    :func:`whence.prune`; ``test`` is read once per network. Labels give accuracy and log
-    loss, numbers and counts the root mean squared error and log loss, other likelihoods only the log loss.
+    ``by``: one criterion, some, or all that are defined for the posterior and give different orders. The options are
+    those of :func:`whence.prune`; ``test`` is read once per network. Labels give accuracy and log loss, numbers and
+    counts the root mean squared error and log loss, other likelihoods only the log loss.
     """
     seed = resolve_seed(seed, generator)
     names = list(CRITERIA) if by is None else [by] if isinstance(by, str) else list(by)
@@ -109,9 +111,11 @@ def prune_curve(
     asked = [check_fraction(fraction) for fraction in fractions]
     if not asked or not criteria:
         raise BadOption("nothing to compute: fractions and by need at least one entry each.")
-    plan = PruningPlan.make(posterior, units, layers)
+    plan = PruningPlan.make(posterior, Pieces.of(units), layers)
     if by is None:
         criteria = [criterion for criterion in criteria if not criterion.lacks(posterior)]
+        if plan.pieces is Pieces.WEIGHTS:
+            criteria = [c for c in criteria if c.name not in AS_SALIENCY]
     for criterion in criteria:
         criterion.check(posterior)
     data = posterior.network.read(test, "test")

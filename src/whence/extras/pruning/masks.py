@@ -1,9 +1,9 @@
-"""Masks on the least needed weights or units according to a posterior, on a copy of the network."""
+"""Masks on the least needed weights, units or layers according to a posterior, on a copy of the network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from torch.nn.utils import prune as torch_prune
 
 from whence import errors
 from whence.copies import copy_module
+from whence.engine.batches import Inputs, map_tensors, tensors_in
+from whence.engine.options import Option
 from whence.engine.randomness import resolve_seed
 from whence.errors import (
     BadData,
@@ -24,15 +26,30 @@ from whence.errors import (
     notice,
     one_of,
 )
+from whence.extras.pruning.criteria import CRITERIA, By, Criterion, Tensors
 from whence.extras.pruning.graph import NORM, by_unit, like_weight, named_layers, trace, units_of
+from whence.functional import Network
 from whence.posteriors.base import Posterior, WeightPosterior, is_posterior
 from whence.recording.blocks import owner_of
 from whence.recording.selection import Last, Layers, Mask, selection
-from whence.where.sampled import at_mean, prior_variances
-from whence.where.weights import curvature_diagonal, identified_of
+from whence.where.sampled import at_mean
 
-By = Literal["snr", "identified", "saliency", "magnitude", "random"]
-Tensors = dict[str, Tensor]  # by parameter name
+UnitsOption = bool | Literal["layers"]
+
+
+class Pieces(Option):
+    """What is pruned as one."""
+
+    WEIGHTS = "weights"
+    UNITS = "units"
+    LAYERS = "layers"
+
+    @classmethod
+    def of(cls, units: UnitsOption) -> Pieces:
+        """The option ``units``."""
+        if isinstance(units, str):
+            return cls(one_of(units, ("layers",), "units (True, False or 'layers')"))
+        return cls.UNITS if units else cls.WEIGHTS
 
 
 @explains_keywords
@@ -43,7 +60,7 @@ def prune(
     fraction: float,
     *,
     by: By = "snr",
-    units: bool = False,
+    units: UnitsOption = False,
     per_layer: bool = False,
     layers: Layers = None,
     seed: int | None = None,
@@ -59,10 +76,12 @@ def prune(
         fraction: in [0, 1): share of all prunable weights (of all units, with ``units``) to prune.
         by: criterion, lowest first, ties by index. ``"snr"``: |weight| / standard deviation; ``"identified"``:
             1 − posterior variance / prior variance; ``"saliency"``: ½ weight² H_ii, the loss of optimal brain damage
-            (LeCun et al. 1989); ``"magnitude"``; ``"random"``.
+            (LeCun et al. 1989); ``"relative_curvature"``: weight² H_ii / N, which ranks single weights as saliency
+            does, but units and layers by the mean over their weights; ``"magnitude"``; ``"random"``.
         units: whole units (rows, filters, output channels) with their biases, and their channels in a batch norm that
             follows. A unit's score is the mean over its weights, for saliency the sum. The output layer is not
-            pruned, and every layer keeps at least one unit.
+            pruned, and every layer keeps at least one unit. ``"layers"``: whole layers, of those that have a path
+            around them, as in residual networks.
         per_layer: ``fraction`` of each layer instead of all layers together.
         layers: which of the posterior's layers: ``None`` all, ``"last"``, patterns on module names, or a predicate.
         seed: seed of ``"random"`` (0); or a ``generator`` to draw it from.
@@ -70,83 +89,13 @@ def prune(
     seed = resolve_seed(seed, generator)
     check_fraction(fraction)
     criterion = CRITERIA[one_of(by, CRITERIA, "by")]
-    plan = PruningPlan.make(posterior, units, layers)
+    plan = PruningPlan.make(posterior, Pieces.of(units), layers)
     return plan.apply(plan.rank(criterion, per_layer, seed).keep(fraction))
 
 
 def check_fraction(value: float) -> float:
     """Check that a fraction is in [0, 1)."""
     return errors.fraction(value, "fraction", "0.9 prunes nine weights in ten", zero=True)
-
-
-# Criteria
-
-
-def _mean(rows: Tensor) -> Tensor:
-    return rows.mean(1)
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """A score for every weight; the lowest are pruned first."""
-
-    name: str
-    scores: Callable[[Posterior, Tensors, int], Tensors]  # posterior, its weights in float64 on the CPU, seed
-    of_unit: Callable[[Tensor], Tensor] = _mean  # scores of its weights [O, I · K] → [O]
-    lacks: Callable[[Posterior], str] = lambda _: ""  # what the posterior lacks for it
-
-    def check(self, posterior: Posterior) -> None:
-        """Refuse a posterior for which it is not defined."""
-        if lacks := self.lacks(posterior):
-            kind = type(posterior).__name__
-            raise NotDefined(f"by={self.name!r} is not defined for a {kind}, which has no {lacks}.")
-
-
-def _signal_to_noise(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
-    variance = posterior.variance()
-    return {n: w.abs() / variance[n].double().cpu().sqrt() for n, w in weights.items()}
-
-
-def _identified(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
-    if posterior.has_curvature:
-        fitted = posterior.as_laplace("by='identified'")
-        known = {n: v for block in fitted.blocks for n, v in block.scatter(identified_of(fitted, block)).items()}
-        return {n: known[n] for n in weights}
-    variance, prior = posterior.variance(), posterior.prior_variance()
-    return {n: 1 - variance[n].double().cpu() / prior[n].double().cpu() for n in weights}
-
-
-def _saliency(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
-    """½ h_ii w_i² (LeCun et al. 1989)."""
-    fitted = posterior.as_laplace("by='saliency'")
-    curvature = {n: v for b in fitted.blocks for n, v in b.scatter(curvature_diagonal(fitted, b)).items()}
-    return {n: 0.5 * fitted.scale * w.square() * curvature[n].double().cpu() for n, w in weights.items()}
-
-
-def _magnitude(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
-    return {n: w.abs() for n, w in weights.items()}
-
-
-def _random(posterior: Posterior, weights: Tensors, seed: int) -> Tensors:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.rand(w.shape, generator=generator, dtype=torch.float64) for n, w in weights.items()}
-
-
-def _no_prior(posterior: Posterior) -> str:
-    return "" if posterior.has_curvature or prior_variances(posterior) is not None else "prior precision"
-
-
-def _no_curvature(posterior: Posterior) -> str:
-    return "" if posterior.has_curvature else "curvature"
-
-
-CRITERIA: dict[str, Criterion] = {
-    "snr": Criterion("snr", _signal_to_noise),
-    "identified": Criterion("identified", _identified, lacks=_no_prior),
-    "saliency": Criterion("saliency", _saliency, lambda rows: rows.sum(1), _no_curvature),
-    "magnitude": Criterion("magnitude", _magnitude),
-    "random": Criterion("random", _random, lambda rows: rows[:, 0]),
-}
 
 
 # Ranking
@@ -179,37 +128,41 @@ class PruningPlan:
 
     posterior: WeightPosterior
     names: list[str]  # of weights
-    units: bool
+    pieces: Pieces = Pieces.WEIGHTS
     norms: dict[str, list[str]] = field(default_factory=dict)  # weight → batch norms over its units
 
     @classmethod
-    def make(cls, posterior: WeightPosterior, units: bool, layers: Any = None) -> PruningPlan:
+    def make(cls, posterior: WeightPosterior, pieces: Pieces, layers: Any = None) -> PruningPlan:
         names = prunable(posterior, layers)
-        return _unit_plan(posterior, names) if units else cls(posterior, names, False)
+        if pieces is Pieces.WEIGHTS:
+            return cls(posterior, names)
+        return (_unit_plan if pieces is Pieces.UNITS else _layer_plan)(posterior, names)
 
     def layer(self, name: str, module: nn.Module | None = None) -> nn.Module:
         """The layer of a weight, in the posterior's network or in a copy of it."""
         return (module or self.posterior.network.module).get_submodule(owner_of(name))
 
     def scores(self, criterion: Criterion, seed: int = 0) -> Tensors:
-        """One score for each weight or unit, in float64 on the CPU."""
+        """One score for each weight, unit or layer, in float64 on the CPU."""
         criterion.check(self.posterior)
         mean = self.posterior.mean()
         weights = {n: mean[n].detach().double().cpu() for n in self.names}
         found = criterion.scores(self.posterior, weights, seed)
-        if not self.units:
+        if self.pieces is Pieces.WEIGHTS:
             return found
+        if self.pieces is Pieces.LAYERS:
+            return {n: criterion.of_unit(score.reshape(1, -1)) for n, score in found.items()}
         return {n: criterion.of_unit(by_unit(self.layer(n), score).flatten(1)) for n, score in found.items()}
 
     def rank(self, criterion: Criterion, per_layer: bool = False, seed: int = 0) -> Ranking:
         """Order all candidates by a criterion."""
         found = self.scores(criterion, seed)
-        if self.units:
+        if self.pieces is Pieces.UNITS:
             found = {n: _with_best_fixed(score) for n, score in found.items()}
         groups = [[n] for n in self.names] if per_layer else [self.names]
         device = self.posterior.network.device  # sorting millions of scores takes a CPU seconds
         orders = [torch.cat([found[n].flatten() for n in group]).to(device).argsort(stable=True) for group in groups]
-        return Ranking(groups, {n: s.shape for n, s in found.items()}, orders, int(self.units))
+        return Ranking(groups, {n: s.shape for n, s in found.items()}, orders, int(self.pieces is Pieces.UNITS))
 
     def apply(self, keep: Tensors) -> nn.Module:
         """A copy of the network with these masks."""
@@ -217,8 +170,11 @@ class PruningPlan:
         for name, stays in keep.items():
             layer = self.layer(name, module)
             stays = stays.to(self.posterior.network.device)
-            torch_prune.custom_from_mask(layer, "weight", like_weight(layer, stays) if self.units else stays)
-            if self.units:
+            if self.pieces is Pieces.LAYERS:
+                stays = stays.expand(units_of(layer))
+            whole = self.pieces is not Pieces.WEIGHTS
+            torch_prune.custom_from_mask(layer, "weight", like_weight(layer, stays) if whole else stays)
+            if whole:
                 _mask_vector(layer, "bias", stays)
                 for norm in self.norms[name]:
                     for tensor in ("weight", "bias"):
@@ -246,6 +202,33 @@ def _mask_vector(module: nn.Module, name: str, stays: Tensor) -> None:
 
 def _unit_plan(posterior: WeightPosterior, names: Sequence[str]) -> PruningPlan:
     """The plan for whole units: without output layers, with the batch norms that follow."""
+    outputs, norms = _surroundings(posterior, names)
+    kept = [n for n in names if owner_of(n) not in outputs]
+    if not kept:
+        raise NothingSelected(
+            f"no unit can be pruned: {', '.join(map(owner_of, names))} is the output layer; use units=False."
+        )
+    return PruningPlan(posterior, kept, Pieces.UNITS, {n: norms[n] for n in kept})
+
+
+def _layer_plan(posterior: WeightPosterior, names: Sequence[str]) -> PruningPlan:
+    """The plan for whole layers: those without which the outputs still depend on the inputs."""
+    if posterior.probe is None:
+        raise BadOption("this posterior has no stored example to find layers with a path around them; use laplace().")
+    _, norms = _surroundings(posterior, names)
+    plan = PruningPlan(posterior, list(names), Pieces.LAYERS, norms)
+    gone = torch.zeros(1, dtype=torch.bool)
+    kept = [n for n in names if depends_on_inputs(plan.apply({n: gone}), posterior.probe[0])]
+    if not kept:
+        raise NothingSelected(
+            "no layer can be pruned: without any one of them the outputs no longer depend on the inputs. Only layers "
+            "with a path around them can be, as in residual networks; use units=True."
+        )
+    return PruningPlan(posterior, kept, Pieces.LAYERS, {n: norms[n] for n in kept})
+
+
+def _surroundings(posterior: WeightPosterior, names: Sequence[str]) -> tuple[set[str], dict[str, list[str]]]:
+    """The output layers, and the batch norms after each weight's layer."""
     module = copy_module(posterior.network.module)  # tracing runs the user's code
     layers = {n: module.get_submodule(owner_of(n)) for n in names}
     paths = {id(part): path for path, part in module.named_modules()}
@@ -256,20 +239,26 @@ def _unit_plan(posterior: WeightPosterior, names: Sequence[str]) -> PruningPlan:
             raise UnsupportedLayer(
                 f"{error}, so the batch norms after each unit are unknown; prune weights with units=False."
             ) from error
-        *_, (path, last) = named_layers(module)
+        *_, (path, _) = named_layers(module)
         notice(f"{error}; {path!r}, the last layer, is assumed to be the output layer.")
-        outputs = {id(last)}
-        norms: dict[str, list[str]] = {n: [] for n in names}
-    else:
-        outputs = {id(layer) for layer in traced.output_layers()}
-        found = {n: traced.norms_after(layer, units_of(layer)) for n, layer in layers.items()}
-        norms = {n: [paths[id(norm)] for norm in after] for n, after in found.items()}
-    kept = [n for n in names if id(layers[n]) not in outputs]
-    if not kept:
-        raise NothingSelected(
-            f"no unit can be pruned: {', '.join(map(owner_of, names))} is the output layer; use units=False."
-        )
-    return PruningPlan(posterior, kept, True, {n: norms[n] for n in kept})
+        return {path}, {n: [] for n in names}
+    found = {n: traced.norms_after(layer, units_of(layer)) for n, layer in layers.items()}
+    outputs = {paths[id(layer)] for layer in traced.output_layers()}
+    return outputs, {n: [paths[id(norm)] for norm in after] for n, after in found.items()}
+
+
+@torch.enable_grad()
+def depends_on_inputs(module: nn.Module, inputs: Inputs) -> bool:
+    """Whether any output has a gradient in any input (of tokens: in a table of embeddings)."""
+    moved = map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), inputs)
+    wanted = [t for t in tensors_in(moved) if t.requires_grad]
+    if not wanted:
+        tables = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
+        wanted = [table.requires_grad_() for table in tables]
+    outputs = Network(module)(moved)
+    noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+    found = torch.autograd.grad(outputs, wanted, noise, allow_unused=True) if wanted else ()
+    return any(g is not None and bool(g.any()) for g in found)
 
 
 def prunable(posterior: Posterior, layers: Any = None) -> list[str]:

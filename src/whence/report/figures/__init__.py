@@ -18,8 +18,10 @@ from whence.report.figures.curves import (
     spectrum,
     track,
 )
+from whence.report.figures.film import film
 from whence.report.figures.inputs import attribution
 from whence.report.figures.layers import activations, classes, compare_shares, distributions, sensitivity, shares
+from whence.report.figures.network import feature_maps, network
 from whence.report.figures.weights import curvature, magnitude, units, weight_maps
 
 __all__ = [
@@ -36,7 +38,10 @@ __all__ = [
     "curvature",
     "distributions",
     "entropies",
+    "feature_maps",
+    "film",
     "magnitude",
+    "network",
     "pruning",
     "reliability",
     "risk_coverage",
