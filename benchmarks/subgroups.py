@@ -15,8 +15,8 @@ from torch import Tensor
 from whence.metrics import Estimate, ece
 from whence.metrics.classification import read_labels
 from whence.metrics.elements import MetricOptions, elements
-from whence.metrics.few import mean_of_few, share_of_few
 from whence.metrics.group_test import group_differences
+from whence.metrics.means import mean, share
 
 MANY = 1_000_000
 SIZES = (20, 50, 200)
@@ -41,6 +41,13 @@ def several(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
     return wrong.double(), torch.zeros(count, 5)
 
 
+def pixels(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Whether each of 64 pixels of an image is wrong; a few images have most of the errors."""
+    hard = torch.rand(count, 1, generator=g, dtype=torch.float64) ** 6
+    wrong = torch.rand(count, 64, generator=g, dtype=torch.float64) < 0.5 * hard
+    return wrong.double(), torch.zeros(count, 64)
+
+
 def numbers(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
     """Errors with standard deviations between 0.5 and 1.5."""
     std = 0.5 + torch.rand(count, generator=g, dtype=torch.float64)
@@ -52,17 +59,17 @@ def numbers(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _accuracy(p: Tensor, y: Tensor, seed: int) -> Estimate:
     found = read_labels("accuracy", p, y, {"seed": seed})
-    return share_of_few("accuracy", found.correct, found.elements)
+    return share("accuracy", found.correct, found.elements)
 
 
 def _log_loss(p: Tensor, y: Tensor, seed: int) -> Estimate:
     found = read_labels("nll", p, y, {"seed": seed})
-    return mean_of_few("nll", found.log_losses(), found.elements, (0.0, math.inf))
+    return mean("nll", found.log_losses(), found.elements, (0.0, math.inf))
 
 
 def _brier(p: Tensor, y: Tensor, seed: int) -> Estimate:
     found = read_labels("brier", p, y, {"seed": seed})
-    return mean_of_few("brier", found.squared_distances(), found.elements, (0.0, 2.0))
+    return mean("brier", found.squared_distances(), found.elements, (0.0, 2.0))
 
 
 def _ece(p: Tensor, y: Tensor, seed: int) -> Estimate:
@@ -71,12 +78,12 @@ def _ece(p: Tensor, y: Tensor, seed: int) -> Estimate:
 
 def _rmse(error: Tensor, _: Tensor, seed: int) -> Estimate:
     members = elements(error.shape, MetricOptions(seed=seed), error.device)
-    return mean_of_few("rmse", error.square(), members, (0.0, math.inf), root=True)
+    return mean("rmse", error.square(), members, (0.0, math.inf), root=True)
 
 
 def _share_of_labels(wrong: Tensor, _: Tensor, seed: int) -> Estimate:
     members = elements(wrong.shape, MetricOptions(seed=seed), wrong.device)
-    return share_of_few("error", wrong.reshape(-1), members)
+    return share("error", wrong.reshape(-1), members)
 
 
 NETWORKS = {"over-confident": labels(1.5, 0.6), "calibrated": labels(1.5, 1.0), "mostly right": labels(6.0, 1.0)}
@@ -88,6 +95,7 @@ STUDIES: dict[str, tuple[Draw, Callable[[Tensor, Tensor, int], Estimate]]] = {
     },
     "RMSE": (numbers, _rmse),
     "error rate of several labels": (several, _share_of_labels),
+    "error rate of pixels": (pixels, _share_of_labels),
 }
 
 

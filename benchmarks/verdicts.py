@@ -34,7 +34,7 @@ from whence.auditing.verdict import judged
 from whence.errors import Notice
 from whence.likelihoods import Likelihood
 from whence.predictive.links import predict_draws
-from whence.report.record.audit import AuditRecord, TrainingFit
+from whence.report.record.audit import AuditRecord, Elements, TrainingFit
 from whence.report.record.common import SetSize
 from whence.report.record.verdict import Overlap, VerdictRules
 
@@ -54,7 +54,15 @@ class Simulated:
         self.task, self.classes, self.seed, self.baseline = task_of(likelihood), None, 0, None
         self.likelihood, self.targets, self.sets = likelihood, targets, {}
         self.raw = {"test": outputs, "ood": outside}
-        self.outputs = TARGET
+        self.outputs, self.positive = TARGET, 1
+
+    @property
+    def elements(self) -> Elements | None:
+        return self.task.elements(self.targets)
+
+    @property
+    def uncertainty_label(self) -> str:
+        return self.outputs.uncertainty_label(self.task, self.elements)
 
     def need_targets(self, _: str) -> Tensor:
         return self.targets
@@ -75,6 +83,9 @@ class Simulated:
 
     def uncertainty(self, name: str, _: Kind = Kind.BAYESIAN) -> Tensor:
         return self.task.uncertainty(self.prediction(name))
+
+    def profiled_uncertainties(self, kind: Kind) -> tuple[Tensor, Tensor] | None:
+        return (self.uncertainty("test", kind), self.uncertainty("ood", kind)) if self.has("ood") else None
 
     def class_name(self, index: int) -> str:
         return str(index)
@@ -98,7 +109,7 @@ def record_of(context: Simulated) -> AuditRecord:
     made = template()
     size = SetSize(len(context.targets), False)
     given: Any = context
-    return replace(made, quality=quality(given), data=replace(made.data, test=size))
+    return replace(made, quality=quality(given), data=replace(made.data, test=size, elements=context.elements))
 
 
 def logits_of(n: int, seed: int, classes: int = 5, sharp: float = 2.5) -> tuple[Tensor, torch.Generator]:
@@ -163,6 +174,32 @@ def numbers_case(n: int, seed: int, stated: float) -> AuditRecord:
     return record_of(Simulated(whence.Gaussian(noise=stated), 2 * signal, 2 * signal + noise))
 
 
+def shifted_numbers(n: int, seed: int, shift: float) -> AuditRecord:
+    """Predictions that are too high by ``shift`` standard deviations, whose stated width is that of their errors."""
+    gen = torch.Generator().manual_seed(seed)
+    signal, noise = (torch.randn(n, 1, generator=gen, dtype=torch.float64) for _ in range(2))
+    stated = math.sqrt(1 + shift**2)
+    return record_of(Simulated(whence.Gaussian(noise=stated), 2 * signal + shift, 2 * signal + noise))
+
+
+def skewed_numbers(n: int, seed: int) -> AuditRecord:
+    """Errors that are exponential, minus their mean, with the right standard deviation."""
+    gen = torch.Generator().manual_seed(seed)
+    signal = torch.randn(n, 1, generator=gen, dtype=torch.float64)
+    noise = -torch.rand(n, 1, generator=gen, dtype=torch.float64).log() - 1
+    return record_of(Simulated(whence.Gaussian(noise=1.0), signal, signal + noise))
+
+
+def pixels_case(n: int, seed: int, factor: float) -> AuditRecord:
+    """Images of 8 × 8 pixels with three classes, some images harder than others; logits times ``factor``."""
+    gen = torch.Generator().manual_seed(seed)
+    count = max(25, n // 10)
+    hard = 0.5 + 3 * torch.rand(count, 1, 1, 1, generator=gen, dtype=torch.float64)
+    logits = hard * torch.randn(count, 3, 8, 8, generator=gen, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1).movedim(1, -1).reshape(-1, 3), 1, generator=gen)
+    return record_of(Simulated(whence.Categorical(class_dim=1), factor * logits, labels.reshape(count, 8, 8)))
+
+
 def novel_case(n: int, seed: int, apart: float) -> AuditRecord:
     """Logits of novel inputs, less sharp than those of test inputs by the factor ``apart``."""
     logits, gen = logits_of(n, seed, sharp=6.0)
@@ -216,6 +253,10 @@ SIMULATED = (
     Scenario("calibration", "numbers, stated deviation right", lambda n, s: numbers_case(n, s, 1.0), GOOD),
     Scenario("calibration", "numbers, stated deviation half", lambda n, s: numbers_case(n, s, 0.5), POOR),
     Scenario("calibration", "numbers, stated deviation twice", lambda n, s: numbers_case(n, s, 2.0), NOT_GOOD),
+    Scenario("calibration", "numbers, half a deviation too high", lambda n, s: shifted_numbers(n, s, 0.5), NOT_GOOD),
+    Scenario("calibration", "numbers, skewed errors", skewed_numbers, NOT_GOOD),
+    Scenario("calibration", "pixels, calibrated", lambda n, s: pixels_case(n, s, 1.0), GOOD),
+    Scenario("calibration", "pixels, overconfident, logits × 3", lambda n, s: pixels_case(n, s, 3.0), POOR),
     Scenario("guessing", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
     Scenario("guessing", "permuted labels, confident", lambda n, s: classes_case(n, s, permuted), POOR),
     Scenario("guessing", "permuted labels, unsure", lambda n, s: classes_case(n, s, flat_and_permuted), POOR),
@@ -226,6 +267,7 @@ SIMULATED = (
     ),
     Scenario("errors", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
     Scenario("errors", "confidence of other inputs", lambda n, s: classes_case(n, s, unrelated_confidence), POOR),
+    Scenario("errors", "pixels, calibrated", lambda n, s: pixels_case(n, s, 1.0), GOOD),
     Scenario("novelty", "novel logits ten times less sharp", lambda n, s: novel_case(n, s, 10.0), GOOD),
     Scenario("novelty", "novel logits as sharp", lambda n, s: novel_case(n, s, 1.0), POOR),
     Scenario("independence", "no duplicates", lambda n, s: overlap_case(n, s, 0.0), GOOD),

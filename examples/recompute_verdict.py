@@ -77,7 +77,12 @@ def calibration(record, rules, metrics):
         rows = (record["quality"].get("numbers") or {}).get("coverage", [])
         least, level = max(((apart(row["bayesian"], row["level"]), row["level"]) for row in rows), default=(0.0, 0.95))
         worst = graded(least, rules["coverage_good"], rules["coverage_poor"])
-        return tone if level == 0.95 or worst == "good" or tone == "poor" else worst
+        tone = tone if level == 0.95 or worst == "good" or tone == "poor" else worst
+        pit = (record["quality"].get("numbers") or {}).get("pit", {}).get("distance")
+        if pit and pit["low"] is not None and rules.get("pit_good") is not None:
+            off = graded(pit["low"], rules["pit_good"], rules["pit_poor"])
+            tone = tone if off == "good" else max(tone, off, key=["good", "unknown", "mixed", "poor"].index)
+        return tone
 
 
 def errors(record, rules, metrics):

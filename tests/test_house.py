@@ -13,9 +13,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "whence"
 ORDER = [
-    "vocabulary", "errors", "_version", "tables", "engine", "copies", "labels", "functional", "likelihoods", "linalg",
-    "recording", "curvature", "priors", "training", "predictive", "posteriors", "metrics", "where", "io", "extras",
-    "robustness", "report", "auditing", "zoo", "integrations", "compat", "cli",
+    "vocabulary", "errors", "_version", "numerals", "tables", "engine", "copies", "labels", "functional",
+    "likelihoods", "linalg", "recording", "curvature", "priors", "training", "predictive", "posteriors", "metrics",
+    "where", "io", "extras", "robustness", "report", "auditing", "zoo", "integrations", "compat", "cli",
 ]  # fmt: skip
 # ``robustness`` is only the public name of ``extras.robustness``.
 # Doors that open towards the reader: what an answer is drawn, saved or printed with, imported when asked for.

@@ -16,8 +16,8 @@ import whence
 from tests.auditing.cases import Given, classification, regression, trained
 from whence import metrics
 from whence.auditing import schema
-from whence.auditing.quality import METRICS, Scores, losses_of
 from whence.auditing.run import Peak
+from whence.auditing.scores import METRICS, Scores, losses_of
 from whence.errors import BadData, BadOption
 from whence.metrics import Estimate
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import whence
 from tests.auditing.cases import Given, classification, regression
-from whence.auditing.detection import BY_LAYER, DETECTORS, _compared, _is_of, outcome_of
+from whence.auditing.detection import BY_LAYER, DETECTORS, IN_WORDS, _compared, _is_of, outcome_of
 from whence.errors import Notice
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector
@@ -85,7 +85,8 @@ def test_with_novel_data_the_winner_and_the_difference_are_named(given: Given) -
     assert choice.best_other == other.name
     wanted = (rows["combined"].auroc.value or 0) - (other.auroc.value or 0)
     assert choice.difference.value == pytest.approx(wanted, abs=1e-6)
-    assert found.detectors[0].label in choice.words[0] and choice.words[-1].startswith("Recommended")
+    assert IN_WORDS[found.detectors[0].name] in choice.words[0] and "60 out-of-distribution and" in choice.words[0]
+    assert choice.words[-1].startswith("Recommended")
 
 
 def ranked(shifts: dict[str, float], size: int = 400) -> tuple[list[Detector], dict[str, dict[str, Tensor]]]:
@@ -113,13 +114,14 @@ def test_a_simpler_detector_that_wins_is_recommended_and_a_tie_is_called_a_tie(
     shifts: dict[str, float], outcome: str, recommended: str
 ) -> None:
     rows, scores = ranked(shifts)
-    choice = _compared("combined", rows, scores)
+    choice = _compared("combined", rows, scores, True)
     assert (choice.outcome, choice.recommended, choice.usual) == (outcome, recommended, "combined")
     assert choice.difference is not None and choice.difference.low is not None
     words = " ".join(choice.words)
-    assert ("tie" in words) == (outcome == "tied")
+    assert ("without a significant difference" in words) == (outcome == "tied")
+    assert words.count("95% interval") == 1, "each difference is given once"
     if outcome == "worse":
-        assert "below the best detector" in words and "Recommended for inputs like these: energy, " in words
+        assert "the energy detects best" in words and "Recommended for inputs like these: the energy." in words
     assert outcome_of(whence.metrics.Estimate(0.1, -0.1, 0.3)) == "tied"
 
 

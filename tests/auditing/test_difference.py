@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from scipy import stats
 
 import whence
 from tests.auditing.cases import Given, classification
+from tests.metrics.populations import binomial_limits
 from whence.auditing.difference import change, proportion
+from whence.auditing.paired import PairedScores
 from whence.errors import BadOption
 from whence.report.record.common import Estimate
+from whence.report.record.scores import InputScores, ScoresOf
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,16 @@ def test_a_worse_network_is_found(pair: Any, tmp_path: Path) -> None:
     other = back["accuracy", "trained network"]
     assert other.judgement == "better" and other.change.low == pytest.approx(-row.change.high, rel=1e-4)
     assert any("Worse by more than chance: Accuracy" in words for words in record.words), record.words
-    assert "not paired" in record.how and "whence.compare" in record.how
+    paired = {(row.name, row.of): row for row in record.metrics if row.paired}
+    assert {"accuracy", "nll", "brier"} == {name for name, _ in paired}
+    assert "compared input by input" in record.how
+    for row in paired.values():
+        apart = change(row.old, row.new)
+        assert row.change is not None and apart is not None and row.change.value == pytest.approx(apart.value, abs=1e-3)
+    without = whence.diff(replace(first, results=replace(first.results, scores=None)), second).results
+    assert not any(row.paired for row in without.metrics) and "not paired" in without.how
+    wide = {(row.name, row.of): row.change for row in without.metrics}
+    assert sum(length(row.change) for row in paired.values()) < sum(length(wide[key]) for key in paired)
     assert [fact.name for fact in record.facts if fact.group == "network"] == ["weights (SHA-256)"]
     assert [fact for fact in record.facts if fact.group == "data"] == []
     jsonschema.validate(found.record, whence.auditing.schema("diff"))
@@ -93,7 +106,7 @@ def test_other_test_data_settings_and_versions_are_named(pair: Any, capsys: pyte
 def test_records_without_digests(pair: Any, tmp_path: Path) -> None:
     _, first, second = pair
     data = second.record
-    del data["trace"]
+    del data["trace"], data["scores"]
     path = tmp_path / "old.json"
     path.write_text(json.dumps(data))
     record = whence.diff(path, first).results
@@ -105,10 +118,62 @@ def test_records_without_digests(pair: Any, tmp_path: Path) -> None:
 # Intervals
 
 
-def test_wilson_and_the_difference_against_slow_twins() -> None:
+def length(found: Estimate | None) -> float:
+    assert found is not None and found.low is not None and found.high is not None
+    return found.high - found.low
+
+
+def scores(columns: dict[str, list[float]], ids: list[str], counts: tuple[int, ...] | None = None) -> InputScores:
+    found = ScoresOf(**{name: tuple(values) for name, values in columns.items()})
+    return InputScores(tuple(ids), counts, found, found)
+
+
+def test_inputs_are_paired_by_their_contents() -> None:
+    """In another order, and with an input that occurs twice; pixels count as often as there are."""
+    old = scores({"nll": [1.0, 2.0, 3.0, 4.0]}, ["a", "b", "b", "c"])
+    new = scores({"nll": [4.5, 1.5, 2.5, 3.5]}, ["c", "a", "b", "b"])
+    pairs = PairedScores.of(old, new)
+    assert pairs is not None and pairs.order.tolist() == [3, 0, 1, 2]
+    found = pairs.change("nll", "bayesian")
+    assert found is not None and found.value == pytest.approx(0.5) and (found.low, found.high) == (0.5, 0.5)
+    assert pairs.change("crps", "bayesian") is None and pairs.change("nll", "recalibrated") is None
+    assert PairedScores.of(old, scores({"nll": [1.0]}, ["a"])) is None and PairedScores.of(None, new) is None
+    many = [scores({"accuracy": values}, ["a", "b"], (10, 30)) for values in ([0.5, 1.0], [0.9, 0.9])]
+    weighted = PairedScores.of(*many)
+    assert weighted is not None
+    assert weighted.change("accuracy", "plain").value == pytest.approx((10 * 0.4 - 30 * 0.1) / 40)
+    assert PairedScores.of(many[0], scores({"accuracy": [0.9, 0.9]}, ["a", "b"], (10, 20))) is None
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "nll", "rmse"])
+def test_paired_intervals_cover_the_true_change(metric: str) -> None:
+    """Two networks whose scores share what makes an input hard."""
+    generator = torch.Generator().manual_seed(7)
+    sets, count, held = 300, 150, 0
+    true = {"accuracy": 0.1, "nll": 0.2, "rmse": math.sqrt(1.5) - 1}[metric]
+    ids = [str(i) for i in range(count)]
+    for _ in range(sets):
+        hard = torch.rand(count, generator=generator, dtype=torch.float64)
+        if metric == "accuracy":
+            first, second = ((hard < p).double() for p in (0.7, 0.8))
+        elif metric == "nll":
+            first = -hard.log()
+            second = first + 0.2 + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)
+        else:
+            first = torch.randn(count, generator=generator, dtype=torch.float64).square()
+            second = first + torch.rand(count, generator=generator, dtype=torch.float64)
+        pairs = PairedScores.of(*(scores({metric: column.tolist()}, ids) for column in (first, second)))
+        assert pairs is not None
+        found = pairs.change(metric, "bayesian")
+        assert found is not None and found.low is not None and found.high is not None
+        held += found.low <= true <= found.high
+    assert sets - held <= binomial_limits(sets, 0.06)[1]
+
+
+def test_shares_and_the_difference_against_slow_twins() -> None:
     for count, hits in ((20, 0), (35, 7), (500, 499)):
         found = proportion(hits / count, count)
-        low, high = stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
+        low, high = stats.binomtest(hits, count).proportion_ci(0.95, method="exact")
         assert found is not None and (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
     assert proportion(None, 10) is None and proportion(0.5, 0) is None
     old, new = Estimate(0.3, 0.2, 0.45, 0.95, 50), Estimate(0.5, 0.42, 0.6, 0.95, 40)

@@ -149,6 +149,24 @@ def test_an_audit(by_token: bool) -> None:
         assert str(PAD) not in [token.text for token in a.tokens or ()]
 
 
+def test_a_comparison() -> None:
+    _, posterior = fitted(True)
+    methods = {"a": posterior, "b": posterior.with_prior(whence.Relative(5.0))}
+    own, whole = (
+        whence.compare(
+            methods, batches(24, 2, True, n), ood=batches(15, 3, True, n), reference="a", progress=False
+        ).results
+        for n in (None, LONGEST)
+    )
+    for a, b in zip(own.metrics, whole.metrics, strict=True):
+        assert [v and v.value for v in a.values] == pytest.approx([v and v.value for v in b.values], abs=1e-5), a.name
+    assert own.rejection == whole.rejection and own.uncertainty == whole.uncertainty
+    assert own.distance is not None and whole.distance is not None
+    for one, other in zip(own.distance.total_variation, whole.distance.total_variation, strict=True):
+        assert (one and one.value) == pytest.approx(other and other.value, abs=1e-6)
+    assert own.uncertainty is not None and own.uncertainty.label == "mean entropy per token (nats)"
+
+
 def test_sequences_without_a_mask_are_refused() -> None:
     _, posterior = fitted(False)
     bare = [{"input_ids": torch.ones(2, n, dtype=torch.long), "labels": torch.zeros(2).long()} for n in (3, 4)]

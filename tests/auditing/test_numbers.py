@@ -82,9 +82,10 @@ def test_the_unit_stands_everywhere(tmp_path: Any, capsys: pytest.CaptureFixture
         "Width of 95% intervals (kW)",
         "mean width (kW)",
         "true target (kW)",
-        " kW²",
+        "predicted standard deviation (kW)",
     ):
         assert text in page, text
+    assert "kW²" not in page
     assert "kW</h4>" in page or " kW <small>" in page or "kW</small>" in page
     assert "kW on 120 test inputs" in audit.results.verdict.words
     assert audit.results.deferral is not None and audit.results.deferral.error == "root mean squared error (kW)"

@@ -15,8 +15,9 @@ from tests.metrics.cases import rng
 from tests.metrics.populations import binomial_limits
 from tests.reference import people as slow
 from whence.auditing.answered import Answers, coverage_threshold
-from whence.auditing.label_tables import by_class, confusion, two_classes
-from whence.auditing.steps import label_steps, number_steps
+from whence.auditing.label_tables import Labelled, by_class, confusion, two_classes
+from whence.auditing.steps import NumberAnswers, label_steps
+from whence.errors import BadOption
 
 
 def softmax(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,7 +27,7 @@ def softmax(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torc
 
 def test_confusions_are_counted() -> None:
     probs, y = softmax(300, 5)
-    found = confusion(probs.argmax(1), y, list("abcde"))
+    found = confusion(Labelled(probs, y, None), list("abcde"))
     assert [list(row) for row in found.counts or ()] == slow.confusion(probs.argmax(1).tolist(), y.tolist(), 5)
     assert sum(map(sum, found.counts or ())) == found.inputs == 300
     assert found.errors == int((probs.argmax(1) != y).sum()) == sum(one.count for one in found.largest)
@@ -38,15 +39,15 @@ def test_confusions_are_counted() -> None:
 
 def test_many_classes_have_a_list_of_confusions_and_no_matrix() -> None:
     probs, y = softmax(3000, 150)
-    found = confusion(probs.argmax(1), y, [f"c{i}" for i in range(150)])
+    found = confusion(Labelled(probs, y, None), [f"c{i}" for i in range(150)])
     assert found.counts is None and len(found.largest) == 20
-    assert by_class(probs, y, list(found.names), None) is None
+    assert by_class(Labelled(probs, y, None), list(found.names)) is None
 
 
 def test_rows_by_class_are_those_of_loops() -> None:
     probs, y = softmax(200, 3)
     deferred = torch.rand(200, generator=rng(3)) < 0.3
-    rows = by_class(probs, y, ["a", "b", "c"], deferred) or ()
+    rows = by_class(Labelled(probs, y, deferred), ["a", "b", "c"]) or ()
     assert sum(row.count or 0 for row in rows) == 200
     for c, row in enumerate(rows):
         wanted = slow.class_row(probs.tolist(), y.tolist(), deferred.tolist(), c)
@@ -60,9 +61,10 @@ def test_rows_by_class_are_those_of_loops() -> None:
 
 def test_a_class_without_inputs_has_no_recall() -> None:
     probs, y = softmax(100, 4)
-    rows = by_class(probs, y.clamp(max=2), list("abcd"), None) or ()
+    given = Labelled(probs, y.clamp(max=2), None)
+    rows = by_class(given, list("abcd")) or ()
     assert rows[3].count == 0 and rows[3].recall is None and rows[3].deferred is None
-    assert confusion(probs.argmax(1), y.clamp(max=2), list("abcd")).shares[3] == (None,) * 4
+    assert confusion(given, list("abcd")).shares[3] == (None,) * 4
 
 
 def test_rates_of_a_binary_decision() -> None:
@@ -111,6 +113,38 @@ def test_two_classes_by_softmax_and_by_one_logit_give_the_same_rates() -> None:
     assert sum(map(sum, audit.results.quality.confusion.counts or ())) == len(given.test[1])
 
 
+@pytest.mark.parametrize("positive", ["ill", "well", 0, 1])
+def test_the_positive_class_can_be_chosen(positive: Any) -> None:
+    given, audit = made("binary")
+    found = whence.audit(
+        audit.posterior,
+        test=given.test,
+        classes=["well", "ill"],
+        positive=positive,
+        sections=["quality"],
+        progress=False,
+    ).results.quality
+    assert found is not None and found.two_classes is not None
+    two, chosen = found.two_classes, positive in ("ill", 1)
+    assert (two.positive, two.negative) == (("ill", "well") if chosen else ("well", "ill"))
+    ones = int((given.test[1] == 1).sum())
+    assert two.true_positives + two.false_negatives == (ones if chosen else len(given.test[1]) - ones)
+    usual = made("binary")[1].results.quality.two_classes
+    other = (usual.sensitivity, usual.specificity) if chosen else (usual.specificity, usual.sensitivity)
+    assert (two.sensitivity.value, two.specificity.value) == tuple(one.value for one in other)
+    assert two.auroc.value == pytest.approx(usual.auroc.value)
+
+
+def test_a_positive_class_needs_two_classes() -> None:
+    given, audit = made("classification")
+    for posterior, test, positive, words in (
+        (audit.posterior, given.test, 1, "for a decision between two classes"),
+        (made("binary")[1].posterior, made("binary")[0].test, "sick", "neither 0 nor 1"),
+    ):
+        with pytest.raises(BadOption, match=words):
+            whence.audit(posterior, test=test, positive=positive, sections=["quality"], progress=False)
+
+
 def test_classes_of_an_audit_are_deferred_by_the_rule_of_the_page() -> None:
     given, audit = made("classification")
     quality, deferral = audit.results.quality, audit.results.deferral
@@ -152,10 +186,32 @@ def test_the_table_by_label() -> None:
     assert audit.results.quality.confusion is None and audit.results.quality.two_classes is None
 
 
-def test_dense_labels_have_no_tables() -> None:
-    _, audit = made("dense")
-    assert audit.results.quality.classes is None and audit.results.quality.confusion is None
-    assert audit.results.deferral is None
+def test_pixels_have_rows_by_class_and_whole_inputs_are_deferred() -> None:
+    given, audit = made("dense")
+    quality, found = audit.results.quality, audit.results.deferral
+    x, y = given.test
+    predicted = audit.posterior.predict(x).labels
+    assert quality.confusion.counts is not None and quality.confusion.inputs == y.numel()
+    assert [list(row) for row in quality.confusion.counts] == slow.confusion(
+        predicted.reshape(-1).tolist(), y.reshape(-1).tolist(), len(quality.confusion.names)
+    )
+    for c, row in enumerate(quality.classes):
+        mine, said = y == c, predicted == c
+        assert row.count == int(mine.sum())
+        assert row.recall.value == pytest.approx(float((mine & said).sum() / mine.sum()), rel=1e-5)
+        assert row.iou.value == pytest.approx(float((mine & said).sum() / (mine | said).sum()), rel=1e-5)
+        assert row.difference.low < row.difference.value < row.difference.high
+    assert audit.results.data.elements == "pixels" and found.elements == "pixels" and found.labels is None
+    whole, wrong = found.rows[0].test, predicted != y
+    assert whole.coverage.count == len(x) and whole.error.count == y.numel()
+    assert whole.error.value == pytest.approx(float(wrong.double().mean()), rel=1e-5)
+    uncertainty = audit.posterior.predict(x).entropy.reshape(len(x), -1).mean(1)
+    for step in found.steps:
+        kept = uncertainty.double() <= step.threshold * (1 + 1e-5)
+        assert step.answered == int(kept.sum())
+        assert step.error.value == pytest.approx(float(wrong[kept].double().mean()), rel=1e-4)
+    errors = next(row for row in quality.metrics if row.name == "error_auroc")
+    assert errors.bayesian.count == y.numel()
 
 
 # The threshold that readers move
@@ -164,7 +220,7 @@ def test_dense_labels_have_no_tables() -> None:
 def test_steps_count_answers_and_errors_at_their_thresholds() -> None:
     u = torch.rand(700, generator=rng(0), dtype=torch.float64).mul(300).round()  # with ties
     wrong = (torch.rand(700, generator=rng(1), dtype=torch.float64) < 0.3).double()
-    steps = label_steps(Answers(u, wrong))
+    steps = label_steps(Answers(u, wrong, torch.ones_like(wrong)))
     assert 100 < len(steps) <= 200 and steps[-1].deferred == 0
     assert [s.threshold for s in steps] == sorted({s.threshold for s in steps})
     for step in steps:
@@ -177,7 +233,7 @@ def test_steps_count_answers_and_errors_at_their_thresholds() -> None:
 def test_steps_of_numbers_are_root_mean_squares() -> None:
     u = torch.rand(300, generator=rng(0), dtype=torch.float64)
     squared = (torch.randn(300, generator=rng(1), dtype=torch.float64) * (0.5 + u)).square()
-    steps = number_steps(u, squared)
+    steps = NumberAnswers(u, squared).steps()
     assert steps[0].answered >= 10 and steps[-1].answered == 300
     for step in steps:
         kept = squared[u <= step.threshold]
@@ -194,15 +250,16 @@ def simulated_steps(kind: str, sets: int) -> int:
         u = torch.rand(150, generator=g, dtype=torch.float64)
         if kind == "numbers":
             squared = ((0.5 + u) * torch.randn(150, generator=g, dtype=torch.float64)).square()
-            steps: Any = number_steps(u, squared, seed)
+            steps: Any = NumberAnswers(u, squared, seed).steps()
             true = math.sqrt((1.0**3 - 0.5**3) / 3 / 0.5)  # of u ≤ 0.5
         elif kind == "labels":
-            steps, true = label_steps(Answers(u, (torch.rand(150, generator=g) < 0.4 * u).double())), 0.1
+            wrong = (torch.rand(150, generator=g) < 0.4 * u).double()
+            steps, true = label_steps(Answers(u, wrong, torch.ones_like(wrong))), 0.1
         else:
             both = u.unsqueeze(1).expand(150, 3)
             hard = torch.rand(150, 1, generator=g)  # shared by the labels of an input
             wrong = (0.5 * torch.rand(150, 3, generator=g) + 0.5 * hard < 0.4 * u.unsqueeze(1)).double()
-            steps, true = label_steps(Answers(both, wrong)), _rate_of_labels()
+            steps, true = label_steps(Answers(both, wrong, torch.ones_like(wrong))), _rate_of_labels()
         step = [one for one in steps if one.threshold <= 0.5][-1].error
         missed += not (step.low or 0) <= true <= (step.high or 0)
     return missed

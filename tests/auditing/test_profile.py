@@ -145,6 +145,6 @@ def test_where_writes_a_page_of_its_own(tmp_path: Path) -> None:
     posterior = whence.laplace(given.model, given.train, likelihood="classification", progress=False)
     path = posterior.where(given.test[0]).report(tmp_path / "report.html")
     page = path.read_text()
-    assert "Where the uncertainty sits" in page and "test data have no targets" not in page
+    assert "Where the uncertainty comes from" in page and "test data have no targets" not in page
     with pytest.raises(BadOption, match=r"where\(x\)"):
         posterior.where().report(path)

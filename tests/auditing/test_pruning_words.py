@@ -23,9 +23,9 @@ def curve(by: str, accuracies: list[float]) -> list[PruneRow]:
 def test_a_curve_that_collapses_and_recovers_counts_up_to_its_collapse() -> None:
     rows = curve("snr", [0.9, 0.9, 0.4, 0.9, 0.9, 0.2]) + curve("random", [0.9, 0.6, 0.5, 0.4, 0.3, 0.2])
     words = pruning_words(rows, chance=0.3)
-    assert words.startswith("Ranked by signal to noise, 10% of all weights can be pruned before more than one point")
-    assert "at random, 0%" in words
-    assert "With 30% removed it falls by 50.0 points." in words
+    assert words.startswith("Ranked by signal to noise, 10% of all weights can be removed before the accuracy falls by")
+    assert "at random, none" in words
+    assert "With 30% removed it falls by 50.0 percentage points." in words
     assert "recovers are not counted" in words
     assert "90%" not in words.replace("90.0%", "")
 
@@ -34,15 +34,16 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
     rows = curve("snr", [0.9, 0.9, 0.895, 0.5, 0.3, 0.2])
     rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, 0.01, 400)
     words = pruning_words(rows, chance=0.3)
-    assert "30% of all weights can be pruned" in words
-    assert "There the accuracy falls by 0.5 points (95% interval −2.0 to +1.0 points; n = 400)." in words
+    assert "30% of all weights can be removed" in words
+    wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to +1.0 percentage points, n = 400)."
+    assert f"With 30% removed the accuracy {wanted}" in words
     assert "recovers" not in words
 
 
 def test_a_curve_that_collapses_at_once_prunes_nothing() -> None:
     words = pruning_words(curve("snr", [0.9, 0.5, 0.5, 0.4, 0.3, 0.9]), chance=0.3)
-    assert words.startswith("No criterion can prune 10% of all weights, the smallest fraction that was tried")
-    assert "falls by 40.0 points" in words
+    assert words.startswith("By no criterion can 10% of all weights, the smallest fraction that was tried, be removed")
+    assert "falls by 40.0 percentage points" in words
 
 
 def test_a_network_no_better_than_guessing_shows_nothing() -> None:

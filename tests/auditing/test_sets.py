@@ -86,7 +86,7 @@ def test_every_task_has_the_section_and_its_file_opens(name: str) -> None:
     section = audit.results.conformal
     assert section is not None
     assert from_json(type(audit.results), json.loads(json.dumps(to_json(audit.results)))) == audit.results
-    assert "holds the true answer with a probability of at least 90" in section.guarantee
+    assert "contains the true answer with a probability of at least 90" in section.guarantee
     assert ("position drawn at random" in section.guarantee) == (name == "dense")
     for row in section.rows:
         assert (row.sets is None) == (section.kind == "intervals") and (row.intervals is None) == (row.sets is not None)
@@ -126,9 +126,20 @@ def test_a_class_and_a_broken_assumption_are_named_only_if_significant(shift: fl
     section = audited(given, classes=["a", "b", "third"]).results.conformal
     assert section is not None
     text = " ".join(section.words)
-    assert ("For `third` they hold the truth in only" in text) == bool(shift)
+    assert ("For `third` they contain the true answer for only" in text) == bool(shift)
     assert ("may not come from the same source" in text) == bool(shift)
-    assert ("as expected" in text) == (not shift)
+    assert ("that is expected by chance" in text) == (not shift)
+
+
+def test_the_score_can_be_chosen() -> None:
+    given, audit = made("classification")
+    found = audited(given, conformal_score="cumulative").results.conformal
+    assert found is not None and found.score == "cumulative" and found.rows[0].sets is not None
+    assert found.rows[0].sets.empty == 0 and "until their probabilities together reach" in found.about
+    assert found.rows[0].thresholds != audit.results.conformal.rows[0].thresholds
+    for score, words in (("normalised", "is not for classification; use 'probability'"), ("prob", "conformal_score")):
+        with pytest.raises(BadOption, match=words):
+            audited(given, conformal_score=score)
 
 
 def test_several_labels_have_a_threshold_and_a_row_each() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.auditing.cases import trained
 from tests.auditing.test_dynamic_padding import batches, fitted
 from whence.auditing.dense import averaged, picked, read_tokens
 from whence.errors import BadOption, Notice
+from whence.report.page.dense import Scales, pictures
+from whence.report.record.dense import DenseMaps
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +74,22 @@ def test_maps_are_those_of_the_prediction() -> None:
 def test_maps_are_drawn(tmp_path: Any) -> None:
     audit, _ = segmented()
     page = audit.html(tmp_path / "a.html").read_text()
-    assert 'alt="Map of the predicted classes' in page and "Map of its epistemic part" in page
-    assert "&lt;some&gt;" in page and "errors: " in page and "<some>" not in page
+    assert 'alt="Map of the predicted classes' in page and "Map of the entropy (nats)" in page
+    shown = [one for one in audit.results.inputs or () if one.maps is not None and one.maps.epistemic is not None]
+    large = Scales.of(shown).shows_parts
+    assert ("Map of the part from weights" in page) == large and ("and has no maps" in page) == (not large)
+    assert "&lt;some&gt;" in page and "pixels are wrong" in page and "<some>" not in page
     assert whence.Audit.read(audit.json(tmp_path / "a.json")).results == audit.results
+
+
+@pytest.mark.parametrize(("part", "maps"), [(0.2, 4), (1e-4, 3)])
+def test_a_part_from_weights_that_is_tiny_has_no_map(part: float, maps: int) -> None:
+    total = ((0.5, 1.0), (0.2, 0.1))
+    epistemic = tuple(tuple(part * v for v in line) for line in total)
+    found = DenseMaps("classes", ((0, 1), (1, 0)), ("a", "b"), "entropy", total, epistemic, ((0, 1), (None, 0)), 3, 1)
+    entry = SimpleNamespace(maps=found, tokens=None)
+    made = pictures(found, Scales.of([entry]))  # type: ignore[list-item]
+    assert len(made) == maps and made[-1].label == "1 of 3 pixels are wrong"
 
 
 def test_large_maps_are_averaged() -> None:
@@ -144,7 +160,8 @@ def test_tokens_have_their_uncertainty(tmp_path: Any) -> None:
         assert one.tokens is not None and [token.text for token in one.tokens] == [names[int(i)] for i in real]
         assert [token.target for token in one.tokens] == ["abc"[int(i) % 3] for i in real]
         assert all(token.correct == (token.predicted == token.target) for token in one.tokens)
-        assert sum(token.uncertainty or 0 for token in one.tokens) == pytest.approx(one.uncertainty, rel=1e-3)
+        mean = sum(token.uncertainty or 0 for token in one.tokens) / len(one.tokens)
+        assert mean == pytest.approx(one.uncertainty, rel=1e-3)
     page = audit.html(tmp_path / "a.html").read_text()
     assert "&lt;3&gt;: uncertainty" in page and "<3>" not in page and "Numbers of its tokens" in page
 

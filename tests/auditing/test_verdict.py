@@ -13,19 +13,20 @@ import torch
 import whence
 from benchmarks.verdicts import NETWORKS, SIMULATED, Scenario, network_case, template
 from tests.auditing.cases import classification
+from whence.auditing.calibration import _with_classes
 from whence.auditing.data import Examples
 from whence.auditing.guessing import implied_auroc
-from whence.auditing.label_tables import in_the_large_row
+from whence.auditing.label_tables import Labelled, by_class
 from whence.auditing.leading_layer import leading_layer
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
 from whence.auditing.verdict import judged, overall
 from whence.errors import BadOption
+from whence.numerals import percent
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Quality
 from whence.report.record.common import Estimate, SetSize
-from whence.report.record.labels import ClassCalibration
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import JUDGED, Guessing, Overlap, Point, VerdictRules
 
@@ -80,7 +81,8 @@ def judge(**sections: Any) -> Judge:
 
 
 def with_classes(quality: Quality, point: Point | None = None) -> Point:
-    return judge(quality=quality)._with_classes(point or Point("Calibration", "Fine.", "good", "calibration"))
+    record = judge(quality=quality).record
+    return _with_classes(record, VerdictRules(), point or Point("Calibration", "Fine.", "good", "calibration"))
 
 
 def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
@@ -88,15 +90,15 @@ def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
     gen = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(size, 1, generator=gen, dtype=torch.float64) - 4.0
     y = (torch.rand(size, 1, generator=gen, dtype=torch.float64) < logits.sigmoid()).long()
-    row = in_the_large_row("positive", (logits + shift).sigmoid(), y == 1, 1)
-    return Quality((), None, None, (), classes=(ClassCalibration(**row),))
+    p = (logits + shift).sigmoid()
+    rows = by_class(Labelled(torch.cat([1 - p, p], 1), y[:, 0], None), ["negative", "positive"])
+    return Quality((), None, None, (), classes=rows)
 
 
 def test_the_words_name_the_class_and_its_numbers() -> None:
-    (row,) = binary_quality(math.log(5), 1).classes or ()
+    _, row = binary_quality(math.log(5), 1).classes or ()
     assert with_classes(binary_quality(math.log(5), 1)).words == (
-        f"Fine. But it predicts `positive` with a mean probability of {row.predicted:.1%}; its frequency is "
-        f"{row.frequency:.1%}."
+        f"Fine. But the mean probability of `positive` is {row.predicted:.1%}, its frequency {row.frequency:.1%}."
     )
 
 
@@ -201,7 +203,7 @@ def test_rules_can_be_set_and_are_in_the_record() -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"ece": -0.1}, "ece=-0.1"), ({"novelty_good": 0.5}, "must not be above"), ({"version": 2}, "version 1")],
+    [({"ece": -0.1}, "ece=-0.1"), ({"novelty_good": 0.5}, "must not be above"), ({"version": 3}, "version 2")],
 )
 def test_impossible_rules_are_refused(given: dict[str, float], words: str) -> None:
     with pytest.raises(BadOption, match=words):
@@ -257,8 +259,8 @@ def test_the_gain_is_judged_against_the_recalibrated_network() -> None:
     beside = judge(quality=Quality((nll,), None, None, (), baseline)).gain()
     assert beside is not None and beside.tone == "note"
     assert beside.words == (
-        "No significant change in log loss compared with the plain network after temperature scaling (+0.01 nats, 95% "
-        "interval −0.01 to +0.03)."
+        "No significant change in log loss compared with the plain network after temperature scaling (+0.010 nats, 95% "
+        "interval −0.010 to 0.030)."
     )
     assert "gain" not in JUDGED  # a statement of its own
 
@@ -303,7 +305,7 @@ def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
 
 def levels(found: dict[float, tuple[float, float, float]]) -> Any:
     rows = [SimpleNamespace(level=level, bayesian=Estimate(*one, 0.95, 500)) for level, one in found.items()]
-    return SimpleNamespace(coverage=rows)
+    return SimpleNamespace(coverage=rows, pit=SimpleNamespace(distance=None, mean=None))
 
 
 @pytest.mark.parametrize(
@@ -320,14 +322,36 @@ def test_intervals_of_other_levels_count(half: tuple[float, float, float], tone:
     numbers = levels({0.5: half, 0.95: (0.95, 0.93, 0.97)})
     point = judge(quality=Quality((metric,), None, None, (), numbers=numbers)).calibration()
     assert point is not None and point.tone == tone
-    assert words is None or (f"its 50% intervals contain {half[0]:.1%}" in point.words and words in point.words)
+    said = f"the 50% intervals are {words}: they contain {percent(half[0])}"
+    assert words is None or said in point.words
+
+
+@pytest.mark.parametrize(
+    ("distance", "mean", "tone", "words"),
+    [
+        ((0.06, 0.02), 0.48, "good", None),
+        ((0.12, 0.08), 0.42, "mixed", "too high"),
+        ((0.12, 0.08), 0.58, "mixed", "too low"),
+        ((0.12, 0.08), 0.51, "mixed", "wrong shape"),
+        ((0.3, 0.26), 0.3, "poor", "too high"),
+    ],
+)
+def test_the_distribution_of_f_counts(distance: tuple[float, float], mean: float, tone: str, words: str | None) -> None:
+    found = Estimate(0.95, 0.93, 0.97, 0.95, 500)
+    metric = Metric("coverage", "Coverage", "0.95", "", found, found, None)
+    pit = SimpleNamespace(distance=Estimate(*distance, 1.0, 0.95, 500), mean=mean)
+    quality = Quality((metric,), None, None, (), numbers=SimpleNamespace(coverage=[], pit=pit, outputs=()))
+    point = judge(quality=quality).calibration()
+    assert point is not None and point.tone == tone and (words is None or words in point.words)
+    unjudged = Judge(judge(quality=quality).record, VerdictRules(pit_good=None, pit_poor=None)).calibration()
+    assert unjudged is not None and unjudged.tone == "good"
 
 
 def test_validation_inputs_of_the_training_data_count() -> None:
     sizes = {"test": SetSize(100, False), "validation": SetSize(200, False)}
     data = replace(template().data, **sizes, overlap=Overlap(1000, 0, 12))
     point = judge(data=data).independence()
-    assert point is not None and point.tone == "poor" and "Of 200 validation inputs 12 (6.0%) do." in point.words
+    assert point is not None and point.tone == "poor" and "Of 200 validation inputs 12 (6%) do." in point.words
 
 
 def test_what_to_do_next_is_in_order_and_has_numbers() -> None:

@@ -118,7 +118,7 @@ def test_several_binary_labels_have_their_own_words() -> None:
         model, (x[:100], y[:100]), likelihood="binary", test=(x[100:], y[100:]), classes=["a", "b", "c"],
         sections=["quality"], progress=False,
     )  # fmt: skip
-    assert "of 150 test labels correctly" in audit.record["verdict"]["words"]
+    assert "of 150 labels of 50 test inputs correctly" in audit.record["verdict"]["words"]
     rows = {r["name"]: r for r in audit.record["quality"]["metrics"]}
     apart = rows["nll"]["bayesian"]["value"] - rows["nll"]["plain"]["value"]
     assert rows["nll"]["difference"]["value"] == pytest.approx(apart, abs=1e-5)
@@ -129,7 +129,7 @@ def test_no_ranking_of_numbers_is_said() -> None:
     posterior = whence.laplace(given.model, given.train, likelihood="regression", prior_precision=1e9, progress=False)
     audit = whence.audit(posterior, test=given.test, validation=given.validation, sections=["deferral"], progress=False)
     words = audit.record["deferral"]["words"][0]
-    assert ("does not show which answers" in words) == (audit.posterior.prior_precision > 1e6)
+    assert ("does not show which inputs" in words) == (audit.posterior.prior_precision > 1e6)
 
 
 def rule(value: float, low: float, high: float) -> DeferralRule:
@@ -143,8 +143,7 @@ def test_a_target_that_the_test_data_miss_is_explained() -> None:
     assert len(list(_target_words([rule(0.04, 0.02, 0.06)]))) == 1, "it is met: nothing to explain"
     _, words = _target_words([rule(0.052, 0.03, 0.07)])
     assert words == (
-        "For the target of 5.0% the test data show 5.2% (95% interval 3.0% to 7.0%, n = 400), which agrees with the "
-        "target."
+        "For the target of 5% the test data show 5.2% (95% interval 3% to 7%, n = 400): no significant difference."
     )
     _, words = _target_words([rule(0.09, 0.07, 0.12)])
     assert "significantly more" in words and "one of the 5% of choices that fail" in words

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 import whence
 from tests.cli import fakes
 from whence.cli import main, options, references
+from whence.cli.loading import load_tokens
 
 USUAL = ["audit", "net.py:model", "--train", "net.py:pair", "-l", "classification", "--out", "out"]
 
@@ -74,6 +76,39 @@ def test_units_and_levels(shop: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for word in ("90", "0.9,", "x", "-0.5"):
         with pytest.raises(whence.errors.BadOption, match="--levels: expected numbers between 0 and 1"):
             options.parse_levels(word)
+
+
+def test_the_positive_class_and_the_conformal_score(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absolute" in refused(capsys, *USUAL, "--conformal-score", "none")
+    assert main([*USUAL, "--positive", "cat", "--conformal-score", "cumulative", "--quiet"]) == 0
+    assert fakes.calls[0]["positive"] == "cat" and fakes.calls[0]["conformal_score"] == "cumulative"
+    assert [options.parse_positive(word) for word in ("0", "1", "ill", None)] == [0, 1, "ill", None]
+    assert main([*USUAL, "--quiet"]) == 0
+    assert "positive" not in fakes.calls[1] and "conformal_score" not in fakes.calls[1]
+
+
+def test_tokens_by_reference_or_from_a_file(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shop / "words.py").write_text(
+        "words = ['<s>', 'a']\n\n"
+        "class Tokenizer:\n    def convert_ids_to_tokens(self, ids): return list(map(str, ids))\n\n"
+        "def decode(ids): return ['?' for _ in ids]\n\ndef made(): return words\n\nnumber = 3\n"
+    )
+    (shop / "vocab.json").write_text('{"<s>": 0, "b": 2}')
+    (shop / "vocab.txt").write_text("<s>\nc\n")
+    wanted: dict[str, Any] = {
+        "words.py:words": ["<s>", "a"],
+        "words.py:made": ["<s>", "a"],
+        "vocab.json": ["<s>", "<1>", "b"],
+        "vocab.txt": ["<s>", "c"],
+    }
+    for given, tokens in wanted.items():
+        assert load_tokens(given) == tokens
+    assert load_tokens("words.py:Tokenizer").convert_ids_to_tokens([1]) == ["1"]
+    assert load_tokens("words.py:decode")([1, 2]) == ["?", "?"]
+    capsys.readouterr()
+    assert "--tokens: expected a tokenizer" in refused(capsys, *USUAL, "--tokens", "words.py:number")
+    assert "--tokens none.txt: expected a vocabulary file" in refused(capsys, *USUAL, "--tokens", "none.txt")
+    assert main([*USUAL, "--tokens", "vocab.txt", "--quiet"]) == 0 and fakes.calls[0]["tokens"] == ["<s>", "c"]
 
 
 def test_references_of_every_kind(shop: Path) -> None:

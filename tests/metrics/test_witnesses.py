@@ -9,6 +9,8 @@ import torch
 
 from tests.metrics.cases import labelled, rng
 from whence import metrics
+from whence.metrics.elements import MetricOptions, elements
+from whence.metrics.intervals import bootstrap
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 
@@ -169,15 +171,16 @@ def test_exact_bounds_count_groups() -> None:
 @pytest.mark.parametrize("level", [0.8, 0.95])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_scipy_bca(seed: int, level: float) -> None:
-    """Skewed losses; both bootstraps have their own draws."""
+    """Skewed values; both bootstraps have their own draws."""
     stats = pytest.importorskip("scipy.stats")
     error = torch.randn(80, generator=rng(seed), dtype=torch.float64) ** 2
-    zero = torch.zeros(80, dtype=torch.float64)
-    for score, statistic in (
-        (metrics.mae, lambda x, axis: abs(x).mean(axis)),
-        (metrics.rmse, lambda x, axis: (x**2).mean(axis) ** 0.5),
-    ):
-        got = score(error, zero, level=level, resamples=40_000)
+    members = elements(error.shape, MetricOptions(level=level, resamples=40_000), error.device)
+    for power, statistic in ((1, lambda x, axis: abs(x).mean(axis)), (2, lambda x, axis: (x**2).mean(axis) ** 0.5)):
+
+        def mine(counts: torch.Tensor, power: int = power) -> torch.Tensor:
+            return (counts @ error**power / counts.sum(1)) ** (1 / power)
+
+        got = bootstrap("x", mine, members)
         wanted = stats.bootstrap(
             (error.numpy(),), statistic, confidence_level=level, n_resamples=40_000, method="BCa", rng=seed
         ).confidence_interval

@@ -12,7 +12,8 @@ from tests.report import sample_comparison, sample_record
 from tests.report.test_page import BUNDLE, Outline
 from tests.report.typed import comparison, render
 from whence.report.formatting import size
-from whence.report.page.charts import COLOURS, PLAIN_COLOUR, comparison_charts, looks_of
+from whence.report.page.all_charts import comparison_charts
+from whence.report.page.charts import COLOURS, PLAIN_COLOUR, looks_of
 from whence.report.page.render import aim, rank
 from whence.report.record.common import Estimate
 from whence.report.record.comparison import Method

@@ -12,7 +12,8 @@ from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
-from whence.report.formatting import duration, estimate, flat, number, percent
+from whence.numerals import area, between, fixed, number, percent, points, with_interval
+from whence.report.formatting import duration, estimate, points_estimate
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
 from whence.report.page.render import embedded, judged, term
@@ -86,7 +87,7 @@ def test_sections_come_in_their_order(outline: Outline) -> None:
 def test_words_and_numbers_of_the_record_are_shown(images: dict[str, Any], outline: Outline) -> None:
     expected = [
         images["verdict"]["words"], "0.182 [0.160, 0.202]", "−0.0410 [−0.0615, −0.0226] better",
-        "hand over everything", "93.0% [91.0, 94.8]", "whence novelty", "431,080", "99.89%",
+        "defer everything", "93.0% [91.0, 94.8]", "whence novelty", "431,080", "99.9%",
         "Are large weights less uncertain?", "488 parameters of BatchNorm", "1 min 35 s", "2.13.0",
     ]  # fmt: skip
     for text in expected:
@@ -241,9 +242,7 @@ def test_views_differ_in_colour_and_in_words(images: dict[str, Any]) -> None:
     for view in views.values():
         assert all(row[1] in palettes[view["palette"]] for row in view["customdata"])
     at = shown["trace"]["ids"].index("n0")
-    assert views["test"]["customdata"][at][0] == pytest.approx(
-        100 * images["profile"]["views"][0]["share"][at], rel=5e-3
-    )
+    assert views["test"]["customdata"][at][0] == percent(images["profile"]["views"][0]["share"][at])[:-1]
     assert views["difference"]["customdata"][at][0][0] in "+−"
     assert "negative share" in views["test"]["note"]
     assert views["test"]["unit"] == "%"
@@ -261,12 +260,6 @@ def test_ink_is_readable_on_every_cell(images: dict[str, Any]) -> None:
         assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
-def test_nested_numbers_become_rows() -> None:
-    assert flat({"a_b": 1.25, "c": {"d": [1, 2], "e": list(range(40))}}) == [
-        ("a b", "1.25"), ("c, d", "1, 2"), ("c, e", "40 values"),
-    ]  # fmt: skip
-
-
 def test_metrics_find_their_terms() -> None:
     assert [term(name) for name in ("nll", "ood_fpr95", "error_auroc", "accuracy")] == ["nll", "fpr95", "auroc", ""]
 
@@ -279,15 +272,35 @@ def test_a_posterior_of_another_kind_is_not_called_laplace(images: dict[str, Any
 
 def test_numbers_as_words() -> None:
     assert [number(x) for x in (None, 0.4, 1234.5, 431080, -0.08, 1e-7, 0, float("nan"), [1, 2.5])] == [
-        "–", "0.4", "1,234", "431,080", "−0.08", "1.00e−07", "0", "–",
+        "–", "0.4", "1,234", "431,080", "−0.08", "1 × 10⁻⁷", "0", "–",
         "1, 2.5",
     ]  # fmt: skip
-    assert [percent(x) for x in (0.0, 0.5, -0.0158, 0.00012345, 1, None)] == [
-        f"{text}%" if text != "–" else text for text in ("0", "50", "−1.58", "0.012", "100", "–")
-    ]
+    assert [number(x) for x in (-7998217.3, 3162277.66, 6.76e-5)] == ["−7,998,200", "3,162,300", "0.0000676"]
+    shares = (0.0, 0.5, -0.0158, 0.00012345, 1, 0.99999, 0.87037, None)
+    assert [percent(x) for x in shares] == ["0%", "50%", "−1.6%", "0.012%", "100%", ">99.9%", "87.0%", "–"]
+    assert [percent(x, 0) for x in (0.996, 0.9996, 0.001)] == [">99%", ">99%", "<1%"]
+    assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
+    assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1.00"]
+    assert fixed(0.4) == "0.40" and fixed(None) == "–"
     assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
     assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93%", "")
     assert estimate(None) == ("–", "")
+
+
+def test_intervals_have_as_many_decimals_as_they_need() -> None:
+    """Three digits of the value; more, up to four, where the interval is narrow; those of the interval near 0."""
+
+    def shown(*values: float, part: bool = False) -> str:
+        return " ".join(estimate(Estimate(*values, 0.95, 9), part))
+
+    assert shown(955.905, 955.88, 955.934) == "955.9 [955.9, 955.9]"
+    assert shown(-9.9e-05, -0.003244, 0.001998) == "−0.0001 [−0.0032, 0.0020]"
+    assert shown(0.114, 0.095, 0.14) == "0.114 [0.095, 0.140]"
+    assert shown(0.9957, 0.9925, 0.9978, part=True) == "99.6% [99.2, 99.8]"
+    assert shown(0.0, 0.0, 0.0012, part=True) == "0.00% [0.00, 0.12]"
+    assert points_estimate(Estimate(0.00041, -0.0047, 0.0057, 0.95, 9)) == ("0.0", "[−0.5, 0.6]")
+    assert with_interval(-9.9e-05, -0.003244, 0.001998, "nats") == "−0.0001 nats, 95% interval −0.0032 to 0.0020"
+    assert between(-0.52, 1.1) == "−0.5 to 1.1"
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_network_without_errors_has_a_sentence_and_no_curve(images: dict[str, 
     for curve in deferral["curve"].values():
         curve["error"] = [0.0] * len(curve["error"])
     outline = Outline(render({**images, "deferral": deferral}))
-    assert "It makes no error on these 540 test inputs." in outline.words
+    assert "The network makes no error on these 540 test inputs." in outline.words
     assert "deferral-curve" not in outline.data["charts"]
     compared = sample_comparison.methods()
     compared["rejection"] = [curve and {**curve, "error": [0.0] * 60} for curve in compared["rejection"]]
@@ -188,7 +188,7 @@ def test_no_threshold_means_all_or_nothing(images: dict[str, Any], answers: str 
     record = {**sample_record.bare(), "deferral": {**images["deferral"], "rows": [row]}}
     words = Outline(render(record)).words
     every = answers == "all" or (answers is None and coverage == 1)
-    assert ("hand over nothing" in words) == every and ("hand over everything" in words) != every
+    assert ("defer nothing" in words) == every and ("defer everything" in words) != every
 
 
 @pytest.mark.parametrize("section", sample_comparison.SECTIONS)

@@ -30,7 +30,7 @@ def test_the_page_has_the_tables(outline: Outline) -> None:
     words = outline.words.replace("\u202f", " ")
     for text in (
         "The positive class is class 1", "Clopper and Pearson", "Sensitivity (recall)", "Negative predictive value",
-        "40 of 540 inputs are off the diagonal", "By class", "The smallest group is islands (n = 7)",
+        "40 of 540 test inputs are off the diagonal", "By class", "The smallest group is islands (n = 7)",
         "too few to compare", "Differences from the rest", "differs, p = 0.004", "Try a threshold", "too optimistic",
     ):  # fmt: skip
         assert text in words, text

@@ -222,10 +222,10 @@ def test_words_and_tables() -> None:
     found = known()
     assert found.layer == ("first", "first", "second", "first")
     assert found.flag().tolist() == [True, False, True, True]
-    assert found.words(0) == "input 0 differs from the training data (p = 0.001): first in 'first' (p = 0.001)."
-    assert found.words(1) == "input 1 is not significantly novel by layer (p = 0.6)."
-    assert "first in 'first' (p = 0.005), most in 'second' (p = 0.001)." in found.words(2)
-    assert found.words(-1).endswith("first in 'first' (p = 0.001), and in 1 more layer.")
+    assert found.words(0) == "input 0 differs from the training data (p = 0.001), most in `first` (p = 0.001)."
+    assert found.words(1) == "input 1 does not differ significantly from the training data (p = 0.6)."
+    assert "most in `second` (p = 0.001). The earliest layer that notices it is `first` (p = 0.005)." in found.words(2)
+    assert found.words(-1).endswith("most in `first` (p = 0.001). 1 more layer notices it.")
     assert "3 of 4 inputs have p ≤ 0.01 (about 0 would if none were novel; 999 reference inputs" in str(found)
     assert found.describe().splitlines()[-3:] == [found.words(3), found.words(0), found.words(2)]
     frame = found.to_pandas()

@@ -1,33 +1,74 @@
-"""Which answers are deferred: one for each input, or one for each label of an input."""
+"""Which answers are deferred: about whole inputs, or about each label of an input; and how many of them are wrong."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence.auditing.context import Context, Kind
-from whence.auditing.tasks import Classes, Labels
+from whence.auditing.tasks import Classes, Labels, Task
 from whence.errors import NotDefined
+from whence.metrics import Estimate as Measured
+from whence.metrics.proportions import clustered_share, share_of
 
 USUAL = 0.8  # share of the validation answers that the rule of all tables gives
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers that are right or wrong, with their uncertainties: [N], or [N, K] for K labels of each input."""
+    """Answers with their uncertainties: one for each input [N], or for each of K labels of an input [N, K].
+
+    An answer about an image or a text has a label for every pixel or token.
+    """
 
     uncertainty: Tensor
-    wrong: Tensor  # float64
+    wrong: Tensor  # float64, wrong labels of each answer
+    labels: Tensor  # float64, labels of each answer that have a truth
+
+    @property
+    def several(self) -> bool:
+        return self.uncertainty.dim() > 1
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one label for each input."""
+        return not self.several and bool((self.labels == 1).all())
+
+    def error(self, which: Tensor) -> Measured | None:
+        """The error rate of some answers (bool, in the shape of ``uncertainty``), with an exact interval; None if there
+        are none. Labels of one input are not independent."""
+        hits, trials = (torch.where(which, part, 0.0).reshape(len(part), -1).sum(1) for part in self._parts)
+        if self.single:
+            return share_of("error", int(hits.sum()), int(trials.sum()))
+        return clustered_share("error", hits, trials)
+
+    def share(self, which: Tensor) -> Measured:
+        """The share of some answers among all."""
+        if self.several:
+            found = clustered_share("coverage", which.double().sum(1), torch.ones_like(self.labels).sum(1))
+        else:
+            found = share_of("coverage", int(which.sum()), len(which))
+        assert found is not None
+        return found
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        return self.wrong, self.labels
 
 
 def several_labels(context: Context, name: str = "test") -> bool:
     """Whether each input has several labels of two values."""
-    if not isinstance(context.task, Labels) or isinstance(context.task, Classes):
+    return has_several(context.task, context.prediction(name))
+
+
+def has_several(task: Task, prediction: Any) -> bool:
+    if not isinstance(task, Labels) or isinstance(task, Classes):
         return False
-    probs = context.prediction(name).probs
-    return probs.dim() == 2 and probs.shape[1] > 1
+    return prediction.probs.dim() == 2 and prediction.probs.shape[1] > 1
 
 
 def uncertainty_of(context: Context, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
@@ -38,16 +79,22 @@ def uncertainty_of(context: Context, name: str, kind: Kind = Kind.BAYESIAN) -> T
 
 
 def answers_of(context: Context, name: str, kind: Kind = Kind.BAYESIAN) -> Answers:
-    """The answers of a set; NotDefined unless there is one label for each input, or a row of binary labels."""
+    """The answers of a set; NotDefined if they are neither right nor wrong."""
     prediction, targets = context.prediction(name, kind), context.need_targets(name)
+    return answers_given(context.task, prediction, targets, uncertainty_of(context, name, kind))
+
+
+def answers_given(task: Task, prediction: Any, targets: Tensor, uncertainty: Tensor) -> Answers:
     labels = getattr(prediction, "labels", None)
-    one = labels is not None and labels.numel() == targets.numel() == len(targets)
-    if not one and not several_labels(context, name):
-        raise NotDefined("there is not one label per input, so answers are neither right nor wrong.")
-    assert labels is not None
-    shape = (len(targets),) if one else tuple(labels.shape)
-    wrong = labels.cpu().reshape(shape) != targets.reshape(shape)
-    return Answers(uncertainty_of(context, name, kind), wrong.double())
+    if labels is None or labels.numel() != targets.numel():
+        raise NotDefined("there is not one label for each target, so answers are neither right nor wrong.")
+    several = has_several(task, prediction)
+    shape = tuple(labels.shape) if several else (len(targets), -1)
+    counted = (targets >= 0).reshape(shape)
+    wrong = (labels.cpu().reshape(shape) != targets.reshape(shape)) & counted
+    if not several:
+        wrong, counted = wrong.sum(1), counted.sum(1)
+    return Answers(uncertainty, wrong.double(), counted.double())
 
 
 def coverage_threshold(uncertainty: Tensor, coverage: float) -> float:
@@ -61,4 +108,8 @@ def usual_deferral(context: Context) -> Tensor | None:
     validation = context.sets.get("validation")
     if validation is None or validation.targets is None:
         return None
-    return uncertainty_of(context, "test") > coverage_threshold(uncertainty_of(context, "validation"), USUAL)
+    return uncertainty_of(context, "test") > usual_threshold(context)
+
+
+def usual_threshold(context: Context) -> float:
+    return coverage_threshold(uncertainty_of(context, "validation"), USUAL)

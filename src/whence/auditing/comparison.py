@@ -11,17 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from whence.auditing.comparison_layers import MethodLayers, agreement, comparison_words, layers_of, side_by_side
+from whence.auditing.comparison_scores import Predicted, method_scores
 from whence.auditing.context import Context
 from whence.auditing.data import Examples, plain_prediction, read_examples, try_out
-from whence.auditing.quality import (
-    WIDTH,
-    Scores,
-    rejection_curve,
-    reliability_bins,
-    scores_of,
-    sorted_values,
-    undercovering,
-)
 from whence.auditing.results import Comparison
 from whence.auditing.run import OnStep, Peak, Progress, now, progress_over
 from whence.auditing.tasks import Task, task_of
@@ -31,7 +23,6 @@ from whence.engine.randomness import resolve_seed
 from whence.engine.ranks import Ranks, on_all_ranks
 from whence.errors import BadData, BadOption, NotDefined, WhenceError, explains_keywords
 from whence.functional import Network
-from whence.metrics import Estimate as Measured
 from whence.metrics.distance import total_variation, wasserstein
 from whence.posteriors.base import Posterior, require_posterior
 from whence.posteriors.laplace.on_ranks import refuse_part
@@ -42,7 +33,7 @@ from whence.report.record.convert import tidied
 
 PLAIN = "plain network"
 PROFILED = 500  # inputs behind the layers
-Measure = Callable[[Any, Any], Any]
+Measure = Callable[..., Any]
 
 
 @explains_keywords
@@ -105,12 +96,12 @@ def compare(
                 methods.append(run.method(name))
         methods = _gathered(ranks, methods, posteriors)
         with log.step("scores"):
-            scores = _scores(task, methods, inside.targets, seed) if ranks.rank == 0 else {}
+            scores = method_scores(task, methods, inside, outside, seed) if ranks.rank == 0 else {}
         with log.step("layers"):
             inputs = inside.thinned(profiled).inputs
             met = ranks.synchronise("comparing layers", {name: layers_of(posteriors[name], inputs) for name in mine})
             layers = _layers(posteriors, methods, {name: one for some in met for name, one in some.items()}, log)
-            distance = _distance(methods, reference, log)
+            distance = _distance(methods, reference, inside, log)
     _gather_log(ranks, log)
     if ranks.rank > 0:
         return Comparison(ranks.from_first(None, "sharing the comparison"), dict(posteriors))  # type: ignore[arg-type]
@@ -199,19 +190,6 @@ def _check_outputs(posteriors: Mapping[str, Posterior], task: Task, inside: Exam
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """A method and its predictions."""
-
-    described: record.Method
-    inside: Any
-    outside: Any
-
-    @property
-    def name(self) -> str:
-        return self.described.name
-
-
-@dataclass(frozen=True)
 class _Comparison:
     """The data and options that all methods share."""
 
@@ -265,48 +243,6 @@ def _size(networks: Sequence[Network]) -> tuple[str, int]:
 # Results
 
 
-def _scores(task: Task, methods: Sequence[Predicted], targets: Tensor, seed: int) -> dict[str, Any]:
-    """The fields of the record with metrics, reliability, distributions of uncertainty, and rejection curves."""
-    inside, outside = [m.inside for m in methods], [m.outside for m in methods]
-    places = range(len(methods))
-    every = list(scores_of(task, inside, targets, outside, seed))
-    narrow = undercovering(every)
-    metrics = tuple(
-        record.MetricOfMethods(
-            **vars(scores.metric),
-            values=tuple(map(Estimate.of, scores.values)),
-            best=scores.not_worse(seed, narrow if scores.metric.name == WIDTH else ()),
-            difference=tuple(scores.difference(place, seed) for place in places),
-            note=_too_narrow(scores, methods, narrow) if scores.metric.name == WIDTH and narrow else None,
-        )
-        for scores in every
-    )
-    uncertainty = record.UncertaintyOfMethods(
-        task.measure,
-        task.label,
-        tuple(sorted_values(task.uncertainty(one)) for one in inside),
-        None if outside[0] is None else tuple(sorted_values(task.uncertainty(one)) for one in outside),
-    )
-    return {
-        "metrics": metrics,
-        "reliability": tuple(reliability_bins(one, targets) for one in inside) if task.has_labels else None,
-        "uncertainty": uncertainty,
-        "rejection": tuple(rejection_curve(task, one, targets) for one in inside) if task.has_labels else None,
-    }
-
-
-def _too_narrow(width: Scores, methods: Sequence[Predicted], narrow: Mapping[int, Measured]) -> str:
-    """Why methods are not marked for the width of their intervals."""
-    each = ", ".join(
-        f"{methods[i].name} {found:.1%} ({found.low:.1%} to {found.high:.1%}; n = {found.count:,.0f})"
-        for i, found in narrow.items()
-    )
-    return (
-        f"{width.metric.label}: a method is not marked where its intervals cover significantly less than 95% of the "
-        f"true values, since they are narrow at the cost of coverage: {each}."
-    )
-
-
 def _layers(
     posteriors: Mapping[str, Posterior], methods: Sequence[Predicted], found: Mapping[str, MethodLayers], log: Progress
 ) -> dict[str, Any]:
@@ -320,17 +256,22 @@ def _layers(
     return {"layers": layers, "agreement": agreement([method.name for method in methods], layers)}
 
 
-def _distance(methods: Sequence[Predicted], reference: str | None, log: Progress) -> record.Distance | None:
+def _distance(
+    methods: Sequence[Predicted], reference: str | None, test: Examples, log: Progress
+) -> record.Distance | None:
     """Distance of every method's predictive distribution from that of the reference."""
     if reference is None:
         log.leave_out("distance", "no reference was named.")
         return None
     centre = next(method.inside for method in methods if method.name == reference)
+    counted = test.counted_positions
+    dense = counted is not None and test.targets is not None and test.targets.shape == counted.shape
+    options = {"mask": counted} if dense else {}  # padded positions do not count
 
     def from_centre(measure: Measure) -> Iterator[Estimate | None]:
         for method in methods:
             try:
-                yield Estimate.of(measure(method.inside, centre))
+                yield Estimate.of(measure(method.inside, centre, **options))
             except WhenceError:
                 yield None
 

@@ -14,6 +14,7 @@ import torch
 
 from whence.engine.batches import Inputs
 from whence.errors import WhenceError
+from whence.numerals import percent
 from whence.posteriors.base import Posterior
 from whence.report.record.common import Numbers
 from whence.report.record.comparison import Agreement, Compared, LayersOfMethods
@@ -144,6 +145,7 @@ def comparison_words(record: Compared) -> Iterator[str]:
             apart, one, other = max(pairs)
             same = "different" if apart >= 0.4 else "partly different" if apart >= 0.1 else "the same"
             yield (
-                f"The variance of {one} and {other} comes from {same} layers: {apart:.0%} of it would have to shift to "
+                f"The variance of {one} and {other} comes from {same} layers: {percent(apart, 0)} of it would have to "
+                "move to "
                 "make their shares equal."
             )

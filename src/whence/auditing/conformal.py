@@ -18,8 +18,9 @@ from whence.errors import BadOption, NotDefined, Notice, fraction
 from whence.metrics import Conformal, conformal, width
 from whence.metrics.conformal import Drawn, Score, held_share, inputs_needed
 from whence.metrics.elements import Elements
-from whence.metrics.intervals import mean
+from whence.metrics.means import mean
 from whence.metrics.proportions import share_of
+from whence.numerals import percent
 from whence.report.record.common import Estimate
 from whence.report.record.conformal import ConformalRow, ConformalSection, OfIntervals, OfSets, PartCoverage
 
@@ -50,13 +51,13 @@ def conformal_section(context: Context) -> ConformalSection:
     context.need_targets("test")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # infinite thresholds are said below
-        rules = [conformal(held, targets, level=level) for level in context.levels]
+        rules = [conformal(held, targets, level=level, score=context.score) for level in context.levels]
     rows = tuple(_row(context, rule) for rule in rules)
     return ConformalSection(
         "sets" if context.task.has_labels else "intervals",
         str(rules[0].score),
         ABOUT[rules[0].score],
-        rules[0].guaranteed(" or ".join(f"{100 * level:g}%" for level in context.levels) + _as_chosen(context)),
+        rules[0].guaranteed(" or ".join(map(percent, context.levels)) + _as_chosen(context)),
         LIMITS,
         rows,
         tuple(_words(context, rules, rows)),
@@ -150,41 +151,51 @@ def _intervals(rule: Conformal, prediction: Any, targets: Tensor, members: Eleme
 
 def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[ConformalRow]) -> Iterator[str]:
     for rule, row in zip(rules, rows, strict=True):
-        what = f"{100 * rule.level:g}% {'sets' if row.sets else 'intervals'}"
+        what = f"{percent(rule.level)} {'sets' if row.sets else 'intervals'}"
         if math.inf in rule.thresholds:
             yield (
                 f"{what[0].upper()}{what[1:]} need at least {inputs_needed(rule.level):,} validation inputs; there are "
-                f"{rule.count:,}, so they hold every answer."
+                f"{rule.count:,}, so they contain every answer."
             )
             continue
-        yield _coverage_words(what, row, len(context.need("test")))
+        yield _coverage_words(what, row, context)
         worst = _worst(row)
         if worst is not None:
             yield (
-                f"For `{worst.name}` they hold the truth in only {worst.coverage.value:.1%} of "
-                f"{worst.coverage.count:,} "
-                f"test cases ({100 * worst.coverage.level:.4g}% interval {worst.coverage.low:.1%} to "
-                f"{worst.coverage.high:.1%}): the guarantee is for all inputs together."
+                f"For `{worst.name}` they contain the true answer for only {percent(worst.coverage.value)} of "
+                f"{worst.coverage.count:,} test inputs ({percent(worst.coverage.level)} interval "
+                f"{percent(worst.coverage.low)} to {percent(worst.coverage.high)}): the guarantee is for all inputs "
+                "together."
             )
 
 
-def _coverage_words(what: str, row: ConformalRow, inputs: int) -> str:
-    found = row.coverage
-    count = f"n = {found.count:,}" + (f" labels of {inputs:,} inputs" if found.count > inputs else "")
+def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
+    found, inputs = row.coverage, len(context.need("test"))
+    of = (
+        f"{found.count:,} {context.elements} of {inputs:,} test inputs"
+        if found.count > inputs
+        else f"{inputs:,} test inputs"
+    )
     words = (
-        f"{what[0].upper()}{what[1:]} hold the truth of {found.value:.1%} of the test data (95% interval "
-        f"{found.low:.1%} to {found.high:.1%}, {count})"
+        f"{what[0].upper()}{what[1:]} contain the true answer for {percent(found.value)} of {of} (95% interval "
+        f"{percent(found.low)} to {percent(found.high)})"
     )
     value, low, high = found.value or 0.0, row.chance_low, row.chance_high
     if low is None or high is None:
         return f"{words}."
     if value < low:
         return (
-            f"{words}; in 95 of 100 cases it would be {low:.1%} to {high:.1%}. Test and validation inputs may not come "
-            "from the same source; if they do not, the guarantee does not hold for the test data."
+            f"{words}. In 95 of 100 cases it would be {percent(low)} to {percent(high)}. Test and validation inputs "
+            "may "
+            "not come from the same source; if they do not, the guarantee does not hold for the test data."
         )
-    more = "; more than chance explains, as happens if many scores are equal" if value > high else ", as expected"
-    return f"{words}{more} (by chance {low:.1%} to {high:.1%})."
+    if value > high:
+        return (
+            f"{words}. That is more than the {percent(low)} to {percent(high)} that chance explains, as happens if "
+            "many "
+            "scores are equal."
+        )
+    return f"{words}, within the range that is expected by chance ({percent(low)} to {percent(high)})."
 
 
 def _worst(row: ConformalRow) -> PartCoverage | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -12,24 +11,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from whence.auditing.class_groups import ClassGroups
 from whence.auditing.data import Examples, plain_outputs, spaced
 from whence.auditing.grouping import GivenGroups
-from whence.auditing.tasks import Classes, Task, task_of
-from whence.auditing.units import TARGET, Outputs
-from whence.errors import BadData, NotDefined, Notice, WhenceError
+from whence.auditing.profile_prior import profiled_posterior
+from whence.auditing.tasks import Task, task_of
+from whence.auditing.units import TARGET, Outputs, elements_of
+from whence.errors import BadData, NotDefined, WhenceError
 from whence.functional import Network
+from whence.metrics.conformal import ScoreName
 from whence.posteriors.base import Posterior
-from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive.dispatch import Method
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import Recalibrated, recalibrated
-from whence.priors import Relative
+from whence.report.record.audit import Elements
 from whence.report.record.sections import Sensitivity
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
 from whence.where.novelty import Reference, reference_given, reference_of
 from whence.where.novelty_prior import novelty_precision
 from whence.where.one_pass import shares
-from whence.where.shares import Shares
 from whence.where.tables import sensitivity_table
 from whence.where.where import Where, where_given
 from whence.where.with_entropy import plain_entropy
@@ -46,8 +46,6 @@ class Kind(Enum):
 SETS = {"test": "test data", "validation": "validation data", "ood": "out-of-distribution data"}
 LABELS = {"test": "Test data", "ood": "Out of distribution"}
 TRIED = 200  # inputs used to see whether another posterior can be profiled
-LEAST = 0.1  # share of the prior variance that the data must explain for a profile
-CLASSES = 20  # classes with a view
 KEPT = (("examined", "validation"), "reference", *((name, Kind.PLAIN) for name in ("test", "validation", "ood")))
 T = TypeVar("T")
 
@@ -73,6 +71,8 @@ class Context:
     groups: GivenGroups | None = None  # of test inputs
     outputs: Outputs = TARGET  # names and units of predicted numbers
     levels: tuple[float, ...] = (0.9, 0.95)  # of conformal sets and intervals
+    score: ScoreName | None = None  # of conformal sets and intervals
+    positive: int = 1  # of two classes
     decode: Callable[[list[int]], list[str]] | None = None  # ids of tokens to strings
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
@@ -98,6 +98,16 @@ class Context:
     def has_dense_outputs(self) -> bool:
         """Whether outputs of a Laplace posterior are more than a vector, so that it predicts by draws."""
         return self.posterior.has_curvature and len(self.posterior.output_shape or ()) != 1
+
+    @property
+    def elements(self) -> Elements | None:
+        """What the scores of the test data count, if not inputs: several elements of each."""
+        return elements_of(self.task, self.sets.get("test"))
+
+    @property
+    def uncertainty_label(self) -> str:
+        """The measure of uncertainty in words, with its unit."""
+        return self.outputs.uncertainty_label(self.task, self.elements)
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
@@ -177,6 +187,20 @@ class Context:
     def uncertainty(self, name: str, kind: Kind = Kind.BAYESIAN) -> Tensor:
         """One number for each input of a set; padded positions of sequences do not count."""
         return self.task.uncertainty(self.prediction(name, kind), self.need(name).counted_positions)
+
+    def epistemic(self, name: str) -> Tensor | None:
+        """The part of the uncertainty that comes from the weights, of each input of a set."""
+        return self.task.part(self.prediction(name), "epistemic", self.need(name).counted_positions)
+
+    def profiled_uncertainties(self, kind: Kind = Kind.BAYESIAN) -> tuple[Tensor, Tensor] | None:
+        """Uncertainties of the profiled inputs, in and out of distribution; None without the latter.
+
+        Detectors are measured on the same inputs.
+        """
+        if not self.has("ood"):
+            return None
+        inside, outside = (self.uncertainty(name, kind)[self.profiled_index(name)] for name in ("test", "ood"))
+        return inside, outside
 
     # One pass over the inputs of a set
 
@@ -314,7 +338,9 @@ class Context:
         if name is None or not self.posterior.has_curvature or not self.wants_shares:
             return self
         try:
-            found, note = self._other_profile(name)
+            posterior = self.posterior.as_laplace("a profile")
+            some = self.profiled[name].thinned(TRIED).inputs
+            found, note = profiled_posterior(posterior, self.examined(name).own, some)
         except WhenceError:
             return self  # the sections that need shares give the reason
         if not note:
@@ -324,67 +350,7 @@ class Context:
         other._made["predicted", name] = self.examined(name)
         return other
 
-    def _other_profile(self, name: str) -> tuple[Laplace, str]:
-        """The posterior to profile, and a sentence if it is not the one that predicts.
-
-        Tuning may choose a prior so strong that all shares are those of the prior. Then the prior that the
-        evidence prefers is used.
-        """
-        posterior = self.posterior.as_laplace("a profile")
-        if _explained(self.examined(name).own) >= LEAST:
-            return posterior, ""
-        other = weaker_posterior(posterior)
-        inputs = self.profiled[name].thinned(TRIED).inputs
-        if _explained(shares(other, inputs)) < LEAST:
-            return posterior, (
-                f"The prior is so strong that the data explain less than {LEAST:.0%} of the variance: shares are those "
-                "of the prior."
-            )
-        was, now = (p.prior.describe() for p in (posterior, other))
-        return other, (
-            f"Predictions are best under a prior so strong (precision {was}) that the data explain less than "
-            f"{LEAST:.0%} of its variance. The profile uses the prior that the evidence prefers (precision {now})."
-        )
-
-
-@dataclass(frozen=True)
-class ClassGroups:
-    """Test inputs by class; none for tasks without classes."""
-
-    labels: tuple[int, ...]
-    members: Tensor | None  # bool [N, G]
-    predicted: bool = False  # classes are those that the network predicts
-
-    @classmethod
-    def of(cls, task: Task, examples: Examples, predicted: Callable[[], Tensor | None]) -> ClassGroups:
-        """The most frequent classes."""
-        if not isinstance(task, Classes):
-            return cls((), None)
-        given = examples.targets is not None and examples.targets.dim() == 1
-        labels = examples.targets if given else predicted()
-        if labels is None:
-            return cls((), None)
-        counted = sorted(((int((labels == c).sum()), int(c)) for c in labels.unique() if c >= 0), reverse=True)
-        chosen = tuple(sorted(c for _, c in counted[:CLASSES]))
-        members = torch.stack([labels == c for c in chosen], 1) if chosen else None
-        return cls(chosen, members, not given)
-
 
 def view_key(name: str, index: int) -> str:
     """The key of an input's view in the profile."""
     return f"input:{name}:{index}"
-
-
-def weaker_posterior(posterior: Laplace) -> Laplace:
-    """The posterior under the prior that the evidence prefers, or under the default one."""
-    plain = posterior.with_data_scale(1.0)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Notice)  # it is not used for prediction
-            return plain.tune()
-    except WhenceError:
-        return plain.with_prior(Relative() if isinstance(posterior.prior_precision, Relative) else 1.0)
-
-
-def _explained(found: Shares) -> float:
-    return 1 - float(found.variance.sum() / found.prior.sum())

@@ -36,6 +36,8 @@ from whence.predictive.links import predict_draws
 from whence.recording.independence import remedy
 from whence.report.record.common import SetSize
 
+IDS = ("input_ids", "tokens", "ids")  # names of token ids in a mapping
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -195,6 +197,16 @@ def _split(batch: Any, index: int, name: str, targets: bool) -> tuple[Inputs, Te
 
 def _on_cpu(value: Any) -> Any:
     return map_tensors(lambda t: t.detach().cpu(), value)
+
+
+def token_ids(inputs: Any) -> Tensor | None:
+    """Whole numbers [N, T]."""
+    if isinstance(inputs, Mapping):
+        named = [inputs[key] for key in IDS if key in inputs]
+        inputs = named[0] if named else None
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.is_floating_point() or inputs.dtype == torch.bool:
+        return None
+    return inputs
 
 
 def try_out(network: Network, inputs: Inputs, name: str, trained_on: str = "") -> Tensor:

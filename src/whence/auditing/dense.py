@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.context import Context
+from whence.auditing.data import token_ids
 from whence.auditing.tasks import Classes
 from whence.errors import BadOption, WhenceError
 from whence.report.record.common import Grid
@@ -21,7 +22,6 @@ SIDE = 64  # pixels of a map, at most
 TOKENS = 160  # of a sequence, at most
 LABELS = 100  # classes whose names are kept
 Decode = Callable[[list[int]], list[str]]
-IDS = ("input_ids", "tokens", "ids")
 
 
 # Images
@@ -141,16 +141,6 @@ def shown_tokens(context: Context, name: str, index: int) -> tuple[tuple[Token, 
     columns = _by_token(context, name, index, every.shape, places) or [(None,) * 5] * len(ids)
     found = tuple(Token(text, *column) for text, column in zip(texts, columns, strict=True))
     return found[:TOKENS], more
-
-
-def token_ids(inputs: Any) -> Tensor | None:
-    """Whole numbers [N, T]."""
-    if isinstance(inputs, Mapping):
-        named = [inputs[key] for key in IDS if key in inputs]
-        inputs = named[0] if named else None
-    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.is_floating_point() or inputs.dtype == torch.bool:
-        return None
-    return inputs
 
 
 def _by_token(

@@ -15,12 +15,12 @@ from whence.engine.batches import take
 from whence.errors import MissingExtra, NotDefined, notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc_difference
+from whence.numerals import minus
 from whence.posteriors.laplace.posterior import Laplace
-from whence.report.formatting import minus
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector, DetectorChoice
 from whence.where.combined import PARTS, Combined, combine, known_scores
-from whence.where.detectors import scores_of_novelty, scores_of_prediction, table_of
+from whence.where.detectors import scores_of_novelty, table_of
 from whence.where.novelty import Novelty, Reference, reference_of
 from whence.where.novelty_prior import unexplained_by_layer
 from whence.where.plain_detectors import PlainDetectors
@@ -41,10 +41,18 @@ DETECTORS = {
     "neighbours": "nearest neighbours, last features",
 }
 IN_WORDS = {
+    "combined": "the combination of detectors",
+    "novelty_entropy": "novelty by layer with entropy",
     "novelty": "novelty by layer",
+    "entropy": "the entropy of the Bayesian network",
     "plain_entropy": "the entropy of the plain network",
-    "energy": "its energy",
-    "mahalanobis_layers": "Mahalanobis distances over all layers",
+    "mutual_information": "the mutual information",
+    "variance": "the predictive variance",
+    "max_probability": "the maximum probability",
+    "energy": "the energy",
+    "mahalanobis": "the Mahalanobis distance of the last features",
+    "mahalanobis_layers": "the Mahalanobis distance over all layers",
+    "neighbours": "the distance to the nearest neighbours",
 }
 BY_LAYER = ("combined", "novelty_entropy", "novelty")  # use novelty by layer; the first there is, is the usual one
 SAME = 16  # inputs by which a reference is recognised
@@ -89,18 +97,29 @@ def detection(context: Context, sets: Mapping[str, Novelty], level: float) -> De
     flagged = {name: float(found.flag(level).double().mean()) for name, found in together.items()}
     usual = next(name for name in BY_LAYER if name in scores["test"])
     if "ood" not in scores:
-        return Detection(None, _recommended(usual, scores["test"]), flagged)
-    table = table_of([scores["test"], scores["ood"]])
+        return Detection(None, _recommended(usual, scores["test"], _has_images(context)), flagged)
+    table = table_of([scores["test"], scores["ood"]], context.seed)
     rows = [
         Detector(row.detector, _label(row.detector), auroc, fpr95)
         for row in table.rows
         if (auroc := Estimate.of(row.auroc)) and (fpr95 := Estimate.of(row.fpr95))
     ]
-    return Detection(tuple(rows), _compared(usual, rows, scores), flagged)
+    return Detection(tuple(rows), _compared(usual, rows, scores, _has_images(context)), flagged)
 
 
 def _label(name: str) -> str:
     return DETECTORS.get(name, name)
+
+
+def _called(name: str) -> str:
+    """A detector in a sentence."""
+    return IN_WORDS.get(name, name)
+
+
+def _has_images(context: Context) -> bool:
+    """Whether inputs are images, for which there are measurements."""
+    inputs = context.need("test").inputs
+    return isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() >= 3
 
 
 # Scores
@@ -111,8 +130,8 @@ def _scores(context: Context, name: str, found: Novelty) -> Scores:
     scores = scores_of_novelty(found)
     if context.posterior.likelihood.has_labels:
         index = context.profiled_index(name)
-        whole = scores_of_prediction(context.prediction(name))
-        scores |= {key: value[index] for key, value in whole.items()}
+        parts = {"entropy": context.uncertainty(name), "mutual_information": context.epistemic(name)}
+        scores |= {key: value[index] for key, value in parts.items() if value is not None}
     return scores | {"variance": context.total_variance(name)}
 
 
@@ -175,10 +194,10 @@ def _is_of(posterior: Laplace, reference: Reference | None, inputs: Any, count: 
 # The choice
 
 
-def _recommended(usual: str, scores: Scores) -> DetectorChoice:
+def _recommended(usual: str, scores: Scores, images: bool) -> DetectorChoice:
     """Without out-of-distribution data: the usual detector, and why."""
     found = experience(usual, scores)
-    *first, last = [IN_WORDS[name] for name in PARTS if name in scores] or [""]
+    *first, last = [_called(name) for name in PARTS if name in scores] or [""]
     about = {
         "combined": f"the combination of {', '.join(first)} and {last}",
         "novelty_entropy": "novelty by layer combined with the entropy of the plain network",
@@ -191,11 +210,11 @@ def _recommended(usual: str, scores: Scores) -> DetectorChoice:
     words = (
         f"Without out-of-distribution data the recommended detector is {about}. Which single detector is best depends "
         "on what is novel, and validation data do not tell.",
-        f"In our measurements ({NETWORKS} networks, {CASES} pairs of a network and a novel set) its AUROC was "
+        f"In our measurements ({NETWORKS} image networks, {CASES} pairs of a network and a novel set) its AUROC was "
         f"{found.behind:.3f} below that of the best single detector of each pair on average, and {found.worst:.3f} at "
         f"worst; the best single detector to take always ({single}) was {behind:.3f} and {worst:.3f} below. {gained}.",
     )
-    return DetectorChoice(usual, _label(usual), usual, words, limits(usual, scores))
+    return DetectorChoice(usual, _label(usual), usual, words, limits(usual, scores, images))
 
 
 def experience(usual: str, scores: Scores) -> Experience:
@@ -204,35 +223,48 @@ def experience(usual: str, scores: Scores) -> Experience:
     return MEASURED[usual if whole else "combined without training data"]
 
 
-def limits(usual: str, scores: Scores) -> tuple[str, ...]:
+def limits(usual: str, scores: Scores, images: bool) -> tuple[str, ...]:
     """What is not detected, from the same measurements."""
     found = experience(usual, scores)
     low, high = found.unseen
+    unseen = f"an AUROC of {low:.2f} to {high:.2f} for unseen classes of the same kind"
+    if images:
+        words = (
+            f"In other image networks {_called(usual)} had {unseen}, {found.grey:.2f} for photographs turned grey and "
+            f"{found.inverted:.2f} for inverted ones."
+        )
+    else:
+        words = (
+            "For inputs of this kind there are no measurements but those above; in image networks "
+            f"{_called(usual)} had {unseen}."
+        )
     return (
-        f"Not everything novel is detected. Measured for the {_label(usual)}: AUROC {found.grey:.2f} for photographs "
-        f"turned grey, {found.inverted:.2f} for inverted ones, and {low:.2f} to {high:.2f} for unseen classes of the "
-        "same kind.",
+        f"Not everything novel is detected. {words}",
         "Novelty is not error: to find wrong predictions on familiar inputs, use the uncertainty of the prediction.",
     )
 
 
-def _compared(usual: str, rows: Sequence[Detector], scores: Mapping[str, Scores]) -> DetectorChoice:
+def _compared(usual: str, rows: Sequence[Detector], scores: Mapping[str, Scores], images: bool) -> DetectorChoice:
     """Which detector has the largest AUROC, by how much, and how the usual one compares with the best of the others."""
     others = [row for row in rows if row.name not in BY_LAYER]
     best = rows[0]
     lead = _difference(best.name, rows[1].name, scores) if len(rows) > 1 else None
-    words = [_won(best, rows[1], lead)] if lead is not None else []
+    counts = (len(scores["test"][usual]), len(scores["ood"][usual]))
+    words = [_won(best, rows[1], lead, counts)] if lead is not None else []
+    said = [{row.name for row in rows[:2]}]  # pairs whose difference is in the words
     against, outcome = None, None
     if others:
         against = _difference(usual, others[0].name, scores)
         outcome = outcome_of(against)
-        words.append(_usual(usual, rows, others[0], against, outcome))
+        if {usual, others[0].name} not in said:
+            words.append(_usual(usual, rows, others[0], against, outcome))
+            said.append({usual, others[0].name})
     ahead = None if best.name == usual else _difference(best.name, usual, scores)
     chosen = best.name if ahead is not None and outcome_of(ahead) == "better" else usual
-    words.append(_advice(best.name, chosen, usual, ahead))
+    words.append(_advice(best.name, chosen, usual, ahead, {best.name, usual} in said))
     return DetectorChoice(
-        chosen, _label(chosen), usual, tuple(words), limits(usual, scores["test"]), best.name, Estimate.of(lead),
-        others[0].name if others else None, Estimate.of(against), outcome,
+        chosen, _label(chosen), usual, tuple(words), limits(usual, scores["test"], images), best.name,
+        Estimate.of(lead), others[0].name if others else None, Estimate.of(against), outcome,
     )  # fmt: skip
 
 
@@ -256,38 +288,40 @@ def _size(found: Measured) -> str:
     return minus(f"{abs(found):.3f} (95% interval {low:.3f} to {high:.3f})")
 
 
-def _won(best: Detector, second: Detector, lead: Measured) -> str:
-    both = f"{best.label} (AUROC {best.auroc.value:.3f}) and {second.label} ({second.auroc.value:.3f})"
+def _won(best: Detector, second: Detector, lead: Measured, counts: tuple[int, int]) -> str:
+    start = f"With {counts[1]:,} out-of-distribution and {counts[0]:,} test inputs"
     if outcome_of(lead) == "tied":
-        return f"On these out-of-distribution inputs {both} tie for the best: the difference is {_size(lead)}."
+        return (
+            f"{start}, {_called(best.name)} (AUROC {best.auroc.value:.3f}) and {_called(second.name)} "
+            f"({second.auroc.value:.3f}) detect best, without a significant difference: {_size(lead)}."
+        )
     return (
-        f"On these out-of-distribution inputs {best.label} is the best detector (AUROC {best.auroc.value:.3f}), "
-        f"{_size(lead)} above {second.label}."
+        f"{start}, {_called(best.name)} detects best (AUROC {best.auroc.value:.3f}), {_size(lead)} above "
+        f"{_called(second.name)}."
     )
 
 
 def _usual(usual: str, rows: Sequence[Detector], other: Detector, against: Measured, outcome: str) -> str:
     mine = next(row for row in rows if row.name == usual)
-    start = f"The usual recommendation, the {mine.label}, has an AUROC of {mine.auroc.value:.3f}"
+    start = f"The usual recommendation, {_called(mine.name)}, has an AUROC of {mine.auroc.value:.3f}"
+    best = f"the best detector that does not use novelty by layer ({_called(other.name)})"
     if outcome == "tied":
-        return (
-            f"{start}, a tie with the best detector that does not use novelty by layer ({other.label}): the difference "
-            f"is {_size(against)}."
-        )
+        return f"{start}, without a significant difference from {best}: {_size(against)}."
     side = "above" if outcome == "better" else "below"
-    return f"{start}, {_size(against)} {side} the best detector that does not use novelty by layer ({other.label})."
+    return f"{start}, {_size(against)} {side} {best}."
 
 
-def _advice(best: str, chosen: str, usual: str, ahead: Measured | None) -> str:
-    """What to use; ``ahead``: AUROC of the best detector minus that of the usual one, if it is another."""
+def _advice(best: str, chosen: str, usual: str, ahead: Measured | None, said: bool) -> str:
+    """What to use; ``ahead``: AUROC of the best detector minus that of the usual one, if it is another; ``said``:
+    whether that is in the words before."""
     if ahead is None:
-        return f"Recommended: the {_label(usual)}."
+        return f"Recommended: {_called(usual)}."
     if chosen == usual:
-        return (
-            f"Recommended: the {_label(usual)}. {_label(best).capitalize()} is not better than it beyond chance (the "
-            f"difference is {_size(ahead)})."
-        )
+        size = "" if said else f" ({_size(ahead)})"
+        return f"Recommended: {_called(usual)}, since {_called(best)} is not significantly better{size}."
+    size = "" if said else f", {_size(ahead)} above {_called(usual)}"
     return (
-        f"Recommended for inputs like these: {_label(chosen)}, {_size(ahead)} above the {_label(usual)}. For novel "
-        f"inputs of other kinds, of which nothing is known, the recommendation stays the {_label(usual)}."
+        f"Recommended for inputs like these: {_called(chosen)}{size}. For novel inputs of other kinds, of which "
+        "nothing "
+        f"is known, the recommendation stays {_called(usual)}."
     )

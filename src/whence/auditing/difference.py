@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 
 from whence._version import __version__
+from whence.auditing.paired import PairedScores
 from whence.auditing.results import Audit, Diff
 from whence.auditing.run import now
 from whence.errors import BadOption
-from whence.metrics.intervals import normal_quantile
+from whence.metrics.proportions import share_of
+from whence.numerals import percent
 from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Metric
 from whence.report.record.common import Better, Estimate, Versions
 from whence.report.record.convert import number, tidied
@@ -37,18 +40,23 @@ FLAGGED: dict[str, Better] = {"reference": "lower", "test": "lower", "ood": "hig
 SETS = ("train", "validation", "test", "ood")
 KINDS = {"plain": "trained network", "recalibrated": "recalibrated", "bayesian": "with the posterior"}
 HOW = (
-    "A change is larger than chance if its 95% interval excludes 0. The interval is computed from the intervals of the "
-    "two audits as for independent data (Zou and Donner 2008), each at 95% on its own: of 20 numbers that did not "
-    "change, about one is expected to look changed."
+    "A change is larger than chance if its 95% interval excludes 0. Each interval holds on its own: of 20 numbers that "
+    "did not change, about one is expected to look changed."
+)
+INDEPENDENT = "computed from the intervals of the two audits as for independent data (Zou and Donner 2008)"
+PAIRED = (
+    "Both audits used the same test data, so metrics that are means over inputs are compared input by input: what "
+    f"makes an input hard for both networks cancels. The intervals of the other changes are {INDEPENDENT}; where both "
+    "networks err on the same inputs they are wider than necessary, and small changes may be missed."
 )
 PAIRING: dict[Sameness, str] = {
-    "same": "Both audits used the same test data. The records hold no scores of single inputs, so the inputs are not "
-    "paired; where both networks err on the same inputs, these intervals are wider than necessary, and small changes "
-    "may be missed. whence.compare on the same data compares input by input.",
-    "different": "The test data differ, so the comparison is unpaired: a change may come from the data as well as from "
-    "the network.",
+    "same": "Both audits used the same test data, but not both records hold scores of single inputs, so the inputs are "
+    f"not paired: intervals are {INDEPENDENT}. Where both networks err on the same inputs they are wider than "
+    "necessary, and small changes may be missed.",
+    "different": f"The test data differ, so the comparison is unpaired: intervals are {INDEPENDENT}. A change may come "
+    "from the data as well as from the network.",
     "unknown": "It is not known whether the test data are the same, since not both records hold a digest of them; the "
-    "comparison is unpaired.",
+    f"comparison is unpaired: intervals are {INDEPENDENT}.",
 }
 
 
@@ -59,9 +67,12 @@ def diff(old: Any, new: Any) -> Diff:
     """
     before, after = _record(old, "old"), _record(new, "new")
     same_test = _same_data(before, after, "test")
+    if same_test == "unknown" and PairedScores.of(before.scores, after.scores) is not None:
+        same_test = "same"
+    metrics = tuple(_metrics(before, after))
     rows: dict[str, Any] = {
         "points": _points(before, after),
-        "metrics": tuple(_metrics(before, after)),
+        "metrics": metrics,
         "deferral": tuple(_deferral(before.deferral, after.deferral)),
         "novelty": tuple(_novelty(before, after)),
         "layers": tuple(_layers(before, after)),
@@ -76,7 +87,7 @@ def diff(old: Any, new: Any) -> Diff:
         same_weights=_same_weights(before, after),
         same_test=same_test,
         versions=Versions(__version__, torch.__version__, np.__version__, platform.python_version()),
-        how=f"{HOW} {PAIRING[same_test]}",
+        how=f"{HOW} {PAIRED if any(row.paired for row in metrics) else PAIRING[same_test]}",
         words=(),
         **rows,
     )
@@ -135,13 +146,11 @@ def _gap(high: float | None, low: float | None) -> float:
 
 
 def proportion(share: float | None, count: int) -> Estimate | None:
-    """A share of ``count`` inputs with Wilson's interval."""
-    if share is None or not count:
+    """A share of ``count`` inputs with the exact interval."""
+    found = None if share is None else share_of("share", round(share * count), count, LEVEL)
+    if found is None:
         return None
-    z = normal_quantile(0.5 + LEVEL / 2)
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Estimate(number(share), number(max(0.0, centre - half)), number(min(1.0, centre + half)), LEVEL, count)
+    return Estimate(number(found), number(found.low), number(found.high), LEVEL, count)
 
 
 def _value(
@@ -159,12 +168,15 @@ def _joined(old: Iterable[T], new: Iterable[T], key: Callable[[T], Any]) -> Iter
 
 def _metrics(old: AuditRecord, new: AuditRecord) -> Iterator[ChangedValue]:
     rows = [one.quality.metrics if one.quality else () for one in (old, new)]
+    pairs = PairedScores.of(old.scores, new.scores)
     for before, after in _joined(rows[0], rows[1], lambda row: row.name):
         known: Metric = after or before  # type: ignore[assignment]
         for kind, words in KINDS.items():
             pair = [None if row is None else getattr(row, kind) for row in (before, after)]
             if any(pair):
-                yield _value(known.name, known.label, known.better, known.about, words, *pair)
+                row = _value(known.name, known.label, known.better, known.about, words, *pair)
+                paired = None if pairs is None or not all(pair) else pairs.change(known.name, kind)
+                yield row if paired is None else replace(row, change=paired, paired=True)
 
 
 def _deferral(old: Deferral | None, new: Deferral | None) -> Iterator[ChangedValue]:
@@ -174,9 +186,9 @@ def _deferral(old: Deferral | None, new: Deferral | None) -> Iterator[ChangedVal
     for before, after in _joined(rows[0], rows[1], lambda row: (row.aim, row.target, row.confidence)):
         rule: DeferralRule = after or before  # type: ignore[assignment]
         rate = rule.by_coverage or (new or old).is_rate  # type: ignore[union-attr]
-        target = f"{100 * rule.target:.3g}%" if rate else f"{rule.target:.3g}"
+        target = percent(rule.target) if rate else number(rule.target)
         of = f"answer {target}" if rule.by_coverage else f"{error} ≤ {target}"
-        of += f", {100 * rule.confidence:.3g}% sure" if rule.confidence else ""
+        of += f", with {percent(rule.confidence)} confidence" if rule.confidence else ""
         answered = [None if row is None else row.test.coverage for row in (before, after)]
         yield _value("coverage", "answered", "higher", "Share of the test inputs that are answered.", of, *answered)
         errors = [None if row is None else row.test.error for row in (before, after)]
@@ -282,8 +294,8 @@ def _summary(found: DiffRecord) -> Iterator[str]:
     if moved is not None and _moved(moved) >= 0.01:
         assert moved.old_share is not None and moved.new_share is not None
         yield (
-            f"The share of the variance changed most in `{moved.name}`: from {100 * moved.old_share:.0f}% to "
-            f"{100 * moved.new_share:.0f}%."
+            f"The share of the variance changed most in `{moved.name}`: from {percent(moved.old_share, 0)} to "
+            f"{percent(moved.new_share, 0)}."
         )
 
 

@@ -6,21 +6,21 @@ Index legend: N inputs, G groups, Q quantities.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from whence.auditing.context import Context
-from whence.auditing.quality import METRICS, wrong_of
 from whence.auditing.scored import Quantity, Scored, scored
+from whence.auditing.scores import METRICS, ranked_errors
 from whence.auditing.tasks import Classes
 from whence.errors import NotDefined
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, ece, evaluate
 from whence.metrics.group_test import Differences, group_differences
 from whence.metrics.proportions import share_of
-from whence.report.formatting import minus
+from whence.numerals import between, number, p_value, points
 from whence.report.record.audit import RATE
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
@@ -41,7 +41,7 @@ def groups(context: Context) -> Groups:
     every = context.groups.of(context.need("test"))
     found = scored(context)
     masks = [[one.place == g for g in range(len(one.names))] for one in every]
-    apart = compare(found, [mask for row in masks for mask in row], context.seed)
+    apart = compare(found, [mask for row in masks for mask in row], context.seed, _mirrored(masks))
     whole = torch.ones(len(context.need("test")), dtype=torch.bool)
     overall = _group(context, found, "all", whole, ())
     kept = [place for place, value in enumerate(overall.metrics) if value is not None]
@@ -100,9 +100,11 @@ def _rankings(context: Context, mask: Tensor) -> dict[str, Measured | None]:
     """The calibration error, and AUROCs where both kinds are there."""
     prediction, targets, common = context.prediction("test"), context.need_targets("test"), {"seed": context.seed}
     found: dict[str, Measured | None] = {CALIBRATED: ece(prediction, targets, mask=mask, **common)}  # type: ignore[arg-type]
-    wrong = wrong_of(prediction, targets)
-    if wrong is not None and _both(wrong[mask]):
-        found["error_auroc"] = auroc(context.uncertainty("test")[mask], wrong[mask], seed=context.seed)
+    ranked = ranked_errors(context.task, prediction, targets)
+    mine = mask[ranked.owner]
+    if _both(ranked.wrong[mine]):
+        owner, uncertainty = ranked.owner[mine], ranked.uncertainty[mine]
+        found["error_auroc"] = auroc(uncertainty, ranked.wrong[mine], groups=owner, seed=context.seed)
     if not isinstance(context.task, Classes) and _both(targets[mask] == 1):
         found |= evaluate(prediction, targets, metrics=[RANKED], mask=mask, **common)  # type: ignore[arg-type]
     return found
@@ -126,6 +128,8 @@ def _deferral(found: Scored, mask: Tensor, at: Tensor) -> tuple[Estimate | None,
         owners = found.owner[at].unique()
         share = share_of("deferred", int(found.by_input(found.deferred, len(mask))[owners].sum()), len(owners))
     error = found.error.over("error", left, found.elements) if len(left) else None
+    if error is not None and found.answered is not None and bool(mask.all()):
+        error = found.answered  # of all inputs, as in the section on deferral
     if error is not None and len(found.owner[left].unique()) < FEWEST:
         error = _without_interval(error, found.error)
     return Estimate.of(share), Estimate.of(error)
@@ -134,12 +138,24 @@ def _deferral(found: Scored, mask: Tensor, at: Tensor) -> tuple[Estimate | None,
 # Comparisons
 
 
-def compare(found: Scored, masks: Sequence[Tensor], seed: int) -> list[tuple[GroupDifference, ...]]:
-    """Every group with the rest; nothing for groups that are too small, or whose rest is."""
+def _mirrored(masks: Sequence[Sequence[Tensor]]) -> set[int]:
+    """The larger of two groups, whose differences are those of the other with the opposite sign."""
+    found, place = set(), 0
+    for row in masks:
+        if len(row) == 2:
+            found.add(place + int(row[1].sum() >= row[0].sum()))
+        place += len(row)
+    return found
+
+
+def compare(
+    found: Scored, masks: Sequence[Tensor], seed: int, without: Container[int] = ()
+) -> list[tuple[GroupDifference, ...]]:
+    """Every group with the rest; nothing for groups that are too small, or whose rest is, and for those ``without``."""
     values = torch.stack([found.by_input(one.values, len(masks[0])) for one in found.compared.values()], 1)
     known = torch.isfinite(values).all(1)
     sizes = [int((mask & known).sum()) for mask in masks]
-    places = [i for i, size in enumerate(sizes) if min(size, int(known.sum()) - size) >= FEWEST]
+    places = [i for i, size in enumerate(sizes) if min(size, int(known.sum()) - size) >= FEWEST and i not in without]
     none: list[tuple[GroupDifference, ...]] = [() for _ in masks]
     if not places:
         return none
@@ -166,8 +182,8 @@ def _words(found: Groups) -> Iterator[str]:
     hits = [(d.p or 0.0, -abs(d.difference.value or 0.0), one, group, d)
             for one, group in every for d in group.differences if d.significant]  # fmt: skip
     if hits:
-        number = f"{len(hits):,} of {found.comparisons:,} comparisons of a group with the rest"
-        yield f"{number} {'is' if len(hits) == 1 else 'are'} significant after correction for their number."
+        count = f"{len(hits):,} of {found.comparisons:,} comparisons of a group with the rest"
+        yield f"{count} {'is' if len(hits) == 1 else 'are'} significant after correction for their number."
         for _, _, one, group, d in sorted(hits, key=lambda hit: hit[:2])[:NAMED]:
             yield _difference_words(one, group, d)
     elif found.comparisons:
@@ -180,7 +196,7 @@ def _words(found: Groups) -> Iterator[str]:
         one, group = min(compared, key=lambda pair: pair[1].inputs)
         first = group.differences[0]
         reach = (first.difference.high or 0.0) - (first.difference.value or 0.0)
-        size = f"{100 * reach:.1f} percentage points" if first.is_share else f"{reach:.3g}"
+        size = f"{points(reach)} percentage points" if first.is_share else number(reach)
         yield (
             f"In the smallest group that was compared, {_called(one, group)}, a difference in {first.quantity} below "
             f"about {size} would not be noticed."
@@ -201,7 +217,9 @@ def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
     low, value, high = d.difference.low or 0.0, d.difference.value or 0.0, d.difference.high or 0.0
     sign = 1 if value >= 0 else -1
     ends = sorted((sign * low, sign * high))
-    scale, form, unit = (100, ".1f", " percentage points") if d.is_share else (1, ".3g", "")
-    size = f"{scale * abs(value):{form}}{unit} {'higher' if sign > 0 else 'lower'}"
-    interval = f"95% interval {scale * ends[0]:{form}} to {scale * ends[1]:{form}}, corrected p = {d.p:.2g}"
-    return minus(f"{_called(one, group)}: {d.quantity} {size} than in the rest ({interval}).")
+    if d.is_share:
+        shown, interval = f"{points(abs(value))} percentage points", f"{points(ends[0])} to {points(ends[1])}"
+    else:
+        shown, interval = number(abs(value)), between(ends[0], ends[1])
+    more = f"(95% interval {interval}, corrected p = {p_value(d.p)})"
+    return f"{_called(one, group)}: {d.quantity} {shown} {'higher' if sign > 0 else 'lower'} than in the rest {more}."

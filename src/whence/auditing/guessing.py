@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.auditing.tasks import Classes
 from whence.errors import BadData, NotDefined
 from whence.metrics import Estimate as Measured
-from whence.metrics.intervals import mean_of
+from whence.metrics.means import mean_of
 from whence.predictive.predictions import BinaryPrediction, CountPrediction, RegressionPrediction
 from whence.report.record.common import Estimate
 from whence.report.record.verdict import Guessing
@@ -76,17 +76,19 @@ def class_names(task: Any, classes: tuple[str, ...] | None, outputs: int) -> lis
     if isinstance(task, Classes):
         return list(classes or map(str, range(outputs)))
     if outputs == 1:
-        return list(classes) if classes and len(classes) == 2 else ["not positive", "positive"]
+        return list(classes) if classes and len(classes) == 2 else ["0", "1"]
     return list(classes or (f"label {k}" for k in range(outputs)))
 
 
-def implied_auroc(prediction: Any, uncertainty: Tensor) -> float | None:
-    """The AUROC of ``uncertainty`` [N] for wrong answers if each were right with its stated confidence.
+def implied_auroc(prediction: Any, uncertainty: Tensor, index: Tensor | None = None) -> float | None:
+    """The AUROC of ``uncertainty`` [M] for wrong answers if each were right with its stated confidence.
 
-    Σ_ij (1 − c_i) c_j (1[u_i > u_j] + ½ 1[u_i = u_j]) / Σ_ij (1 − c_i) c_j over pairs of different inputs.
+    Σ_ij (1 − c_i) c_j (1[u_i > u_j] + ½ 1[u_i = u_j]) / Σ_ij (1 − c_i) c_j over pairs of different answers. ``index``:
+    their places among all, if they are some.
     """
     confidence = _confidence(prediction)
-    if confidence is None or len(confidence) != len(uncertainty):
+    confidence = confidence if confidence is None or index is None else confidence[index]
+    if confidence is None or len(confidence) != len(uncertainty) or not len(confidence):
         return None
     _, place = uncertainty.unique(return_inverse=True)  # equal values share a place, in order
     right = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add(0, place, confidence)

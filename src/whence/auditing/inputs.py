@@ -9,7 +9,6 @@ from torch import Tensor
 
 from whence.auditing.context import Context, view_key
 from whence.auditing.dense import dense_maps, shown_tokens
-from whence.auditing.tasks import part_of_uncertainty
 from whence.engine.batches import Inputs
 from whence.report.record.sections import Feature, LayerShare, ShownInput
 from whence.where.examined import Examined
@@ -48,7 +47,7 @@ def _entry(
     examples, prediction = context.need(name), context.prediction(name)
     target = None if examples.targets is None or name == "ood" else examples.targets[index]
     aleatoric, epistemic = (
-        part_of_uncertainty(prediction, part, examples.counted_positions) for part in ("aleatoric", "epistemic")
+        context.task.part(prediction, part, examples.counted_positions) for part in ("aleatoric", "epistemic")
     )
     text = shown_tokens(context, name, index)
     return ShownInput(

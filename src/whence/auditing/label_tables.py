@@ -1,10 +1,11 @@
 """Tables of labels: by class or label, confusions, and the rates of a binary decision.
 
-Index legend: N inputs, C classes, K labels.
+Index legend: N inputs, M labels of all inputs (one each, or one for each pixel or token), C classes, K labels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from whence.auditing.tasks import Classes
 from whence.metrics import Estimate as Measured
 from whence.metrics import aupr, auroc, classwise_ece
 from whence.metrics.in_the_large import in_the_large
-from whence.metrics.proportions import share_of
+from whence.metrics.means import mean_of
+from whence.metrics.proportions import clustered_share, share_of
 from whence.report.record.common import Estimate
 from whence.report.record.labels import ClassCalibration, Confused, Confusion, Curve, TwoClasses
 
@@ -28,65 +30,106 @@ THRESHOLD = 0.5  # of a binary decision
 RESAMPLES = {50_000: 1000, 500_000: 200}  # up to this many inputs times classes; beyond, no intervals of ECE and AUROC
 
 
+@dataclass(frozen=True)
+class Labelled:
+    """Labels with a truth: probabilities, truths, answers, and which of them are deferred."""
+
+    probs: Tensor  # [M, C]
+    truth: Tensor  # [M]
+    deferred: Tensor | None  # bool [M]
+    owner: Tensor | None = None  # [M] the input of each label; None if every input has one
+    inputs: int = 0
+    seed: int = 0
+
+    @property
+    def predicted(self) -> Tensor:
+        return self.probs.argmax(1)
+
+    def rate(self, name: str, hits: Tensor, trials: Tensor) -> Estimate | None:
+        """The share of hits among trials (bool [M]), with an exact interval; labels of one input are not "
+        "independent."""
+        hits = hits & trials
+        if self.owner is None:
+            return Estimate.of(share_of(name, int(hits.sum()), int(trials.sum())))
+        right, every = (torch.bincount(self.owner[which], minlength=self.inputs) for which in (hits, trials))
+        return Estimate.of(clustered_share(name, right, every))
+
+    def apart(self, p: Tensor, mine: Tensor, level: float) -> Measured:
+        """Mean probability minus frequency."""
+        if self.owner is None:
+            return in_the_large(p, mine.double(), level)
+        return mean_of("difference", p.double() - mine.double(), groups=self.owner, seed=self.seed, level=level)
+
+
 def label_tables(context: Context) -> dict[str, Any]:
-    """Fields of ``Quality``: classes, confusion and two_classes; empty unless there is a label or a row of labels."""
+    """Fields of ``Quality``: classes, confusion and two_classes; empty for predicted numbers."""
     if not context.task.has_labels:
         return {}
-    probs, targets = context.prediction("test").probs.detach().double().cpu(), context.need_targets("test")
-    if probs.dim() != 2 or bool((targets < 0).any()):
-        return {}
+    probs, targets = context.prediction("test").probs.detach().cpu(), context.need_targets("test")
     if isinstance(context.task, Classes):
-        y = targets.long().reshape(-1)
-        names = [context.class_name(c) for c in range(probs.shape[1])]
-        found: dict[str, Any] = {"confusion": confusion(probs.argmax(1), y, names)}
-        if len(names) == 2:
-            found["two_classes"] = two_classes(probs[:, 1], y == 1, (names[0], names[1]), context.seed)
-        return found | {"classes": by_class(probs, y, names, usual_deferral(context), context.seed)}
-    truth, deferred = targets.reshape(probs.shape) == 1, usual_deferral(context)
-    deferred = None if deferred is None else deferred.reshape(probs.shape)
-    found = {"classes": by_label(probs, truth, _label_names(context, probs.shape[1]), deferred, context.seed)}
-    if probs.shape[1] > 1:
-        return found
-    names = list(context.classes or ("0", "1"))
-    chosen = probs[:, 0] > THRESHOLD
-    return found | {
-        "confusion": confusion(chosen.long(), truth[:, 0].long(), names),
-        "two_classes": two_classes(probs[:, 0], truth[:, 0], (names[0], names[1]), context.seed),
-    }
+        return _of_classes(context, probs.movedim(context.prediction("test").class_dim, -1), targets)
+    if probs.dim() == 2 and probs.shape[1] > 1:
+        truth, deferred = targets.reshape(probs.shape) == 1, usual_deferral(context)
+        deferred = None if deferred is None else deferred.reshape(probs.shape)
+        names = list(context.classes or (f"label {k}" for k in range(probs.shape[1])))
+        return {"classes": by_label(probs.double(), truth, names, deferred, context.seed)}
+    return _of_classes(context, torch.stack([1 - probs.double(), probs.double()], -1), targets)
+
+
+def _of_classes(context: Context, probs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """From probabilities [N, …, C] and classes in the same shape, of which negative ones are ignored."""
+    flat, y = probs.reshape(-1, probs.shape[-1]), targets.long().reshape(-1)
+    inputs, counted = len(targets), (y >= 0).nonzero().flatten()
+    owner = None if len(y) == inputs else counted // (len(y) // inputs)
+    deferred = usual_deferral(context)
+    if deferred is not None:
+        deferred = deferred[counted if owner is None else owner]
+    given = Labelled(flat[counted].double(), y[counted], deferred, owner, inputs, context.seed)
+    names = [context.class_name(c) for c in range(flat.shape[1])]
+    found: dict[str, Any] = {"confusion": confusion(given, names), "classes": by_class(given, names)}
+    if len(names) == 2 and owner is None:
+        place = context.positive
+        found["two_classes"] = two_classes(
+            given.probs[:, place], given.truth == place, (names[1 - place], names[place]), context.seed
+        )
+    return found
 
 
 # By class
 
 
-def by_class(
-    probs: Tensor, y: Tensor, names: list[str], deferred: Tensor | None, seed: int = 0
-) -> tuple[ClassCalibration, ...] | None:
-    """One row for each class, from probabilities [N, C] and which inputs are deferred [N]."""
+def by_class(given: Labelled, names: list[str]) -> tuple[ClassCalibration, ...] | None:
+    """One row for each class."""
     if len(names) > MANY_CLASSES:
         return None
-    labels, confidence = probs.argmax(1), probs.amax(1)
+    labels, confidence, whole = given.predicted, given.probs.amax(1), torch.ones_like(given.truth, dtype=torch.bool)
+    dense = given.owner is not None
     found = []
     for c, name in enumerate(names):
-        mine, said = y == c, labels == c
-        both, count = int((mine & said).sum()), int(mine.sum())
+        p, mine, said = given.probs[:, c], given.truth == c, labels == c
+        differs = Estimate.of(given.apart(p, mine, _level(len(names))))
+        assert differs is not None
         found.append(
             ClassCalibration(
-                **in_the_large_row(name, probs[:, c], mine, len(names)),
-                count=count,
-                recall=Estimate.of(share_of("recall", both, count)),
-                precision=Estimate.of(share_of("precision", both, int(said.sum()))),
+                name,
+                float(mine.double().mean()),
+                float(p.mean()),
+                differs,
+                count=int(mine.sum()),
+                recall=given.rate("recall", said, mine),
+                precision=given.rate("precision", mine, said),
                 confidence=float(confidence[said].mean()) if bool(said.any()) else None,
-                ece=_ece(probs[:, c], mine, probs.numel(), seed),
-                deferred=None if deferred is None else _share("deferred", deferred[mine]),
+                ece=_ece(p, mine, _resamples(given.probs.numel(), given.seed), given.owner),
+                deferred=None if given.deferred is None else given.rate("deferred", given.deferred, mine),
+                iou=given.rate("iou", mine & said, (mine | said) & whole) if dense else None,
             )
         )
     return tuple(found)
 
 
-def _label_names(context: Context, count: int) -> list[str]:
-    if count == 1:
-        return [context.classes[1] if context.classes else "positive"]
-    return list(context.classes or (f"label {k}" for k in range(count)))
+def _level(classes: int) -> float:
+    """Of intervals that hold for all classes together; of two, one says as much as both."""
+    return 1 - 0.05 / (1 if classes == 2 else classes)
 
 
 def by_label(
@@ -98,40 +141,33 @@ def by_label(
     found = []
     for k, name in enumerate(names):
         p, positive, said = probs[:, k], truth[:, k], probs[:, k] > THRESHOLD
-        both, ones = int((positive & said).sum()), int(positive.sum())
+        given = Labelled(torch.stack([1 - p, p], 1), positive.long(), None if deferred is None else deferred[:, k])
+        ones = int(positive.sum())
         ranked = 1 < ones < len(p) - 1
-        confidence = torch.where(said, p, 1 - p)
+        differs = Estimate.of(in_the_large(p, positive.double(), 1 - 0.05 / count))
+        assert differs is not None
         found.append(
             ClassCalibration(
-                **in_the_large_row(name, p, positive, count),
+                name,
+                float(positive.double().mean()),
+                float(p.mean()),
+                differs,
                 count=ones,
-                recall=Estimate.of(share_of("sensitivity", both, ones)),
-                precision=Estimate.of(share_of("precision", both, int(said.sum()))),
-                confidence=float(confidence.mean()),
-                ece=_ece(p, positive, probs.numel(), seed),
-                deferred=None if deferred is None else _share("deferred", deferred[:, k]),
-                specificity=_share("specificity", ~said[~positive]),
+                recall=given.rate("sensitivity", said, positive),
+                precision=given.rate("precision", positive, said),
+                confidence=float(torch.where(said, p, 1 - p).mean()),
+                ece=_ece(p, positive, _resamples(probs.numel(), seed)),
+                deferred=None if given.deferred is None else _share("deferred", given.deferred),
+                specificity=given.rate("specificity", ~said, ~positive),
                 auroc=Estimate.of(auroc(p, positive, **_resamples(probs.numel(), seed))) if ranked else None,
             )
         )
     return tuple(found)
 
 
-def in_the_large_row(name: str, p: Tensor, truth: Tensor, count: int) -> dict[str, Any]:
-    """Mean probability and frequency, with an interval of their difference that holds for all ``count`` together."""
-    apart = Estimate.of(in_the_large(p, truth.double(), 1 - 0.05 / count))
-    assert apart is not None
-    return {
-        "name": name,
-        "frequency": float(truth.double().mean()),
-        "predicted": float(p.mean()),
-        "difference": apart,
-    }
-
-
-def _ece(p: Tensor, truth: Tensor, cells: int, seed: int) -> Estimate | None:
-    """The calibration error of the probability of one class over all inputs."""
-    return Estimate.of(classwise_ece(p, truth.long(), **_resamples(cells, seed)))
+def _ece(p: Tensor, truth: Tensor, options: dict[str, Any], owner: Tensor | None = None) -> Estimate | None:
+    """The calibration error of the probability of one class over all labels."""
+    return Estimate.of(classwise_ece(p, truth.long(), groups=owner, **options))
 
 
 def _resamples(cells: int, seed: int) -> dict[str, Any]:
@@ -145,19 +181,18 @@ def _share(name: str, which: Tensor) -> Estimate | None:
 # Confusions
 
 
-def confusion(predicted: Tensor, truth: Tensor, names: list[str]) -> Confusion:
+def confusion(given: Labelled, names: list[str]) -> Confusion:
     """Counts of predicted classes by true class, and the most frequent confusions."""
-    count = len(names)
+    count, predicted, truth = len(names), given.predicted, given.truth
     counts = torch.bincount(truth * count + predicted, minlength=count * count).reshape(count, count)
     off = counts.clone()
     off.fill_diagonal_(0)
-    totals = counts.sum(1).tolist()
     largest = []
     for place in off.flatten().argsort(descending=True, stable=True)[:LARGEST].tolist():
-        number, true = int(off.flatten()[place]), place // count
-        share = Estimate.of(share_of("share", number, totals[true]))
-        if number and share is not None:
-            largest.append(Confused(names[true], names[place % count], number, share))
+        number, true, said = int(off.flatten()[place]), place // count, place % count
+        share = given.rate("share", predicted == said, truth == true) if number else None
+        if share is not None:
+            largest.append(Confused(names[true], names[said], number, share))
     whole = tuple(map(tuple, counts.tolist())) if count <= MANY_CLASSES else None
     return Confusion(tuple(names), len(truth), int(off.sum()), whole, tuple(largest))
 

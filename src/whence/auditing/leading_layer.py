@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whence.numerals import percent
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import Point
 from whence.where.examined import FACTORS
@@ -23,24 +24,23 @@ class LeadingLayer:
     def briefly(self) -> str:
         if self.elsewhere:
             return "Which layer contributes most to the variance depends on the prior."
-        return f"Layer `{self.name}` contributes the largest share of the variance ({self.shares.variance_share:.0%})."
+        share = percent(self.shares.variance_share, 0)
+        return f"Layer `{self.name}` contributes the largest share of the variance ({share})."
 
     def words(self) -> str:
         """The layer's share with its range, and its share under the prior alone."""
         own, low, high = self.shares, self.shares.share_low, self.shares.share_high
-        alone = "" if own.prior_share is None else f"; {own.prior_share:.0%} under the prior alone"
+        share = percent(own.variance_share, 0)
+        alone = "" if own.prior_share is None else f"; {percent(own.prior_share, 0)} under the prior alone"
         if not self.elsewhere:
             span = ""
             if low is not None and high is not None:
-                span = f"; {low:.0%} to {high:.0%} under priors ten times weaker to ten times stronger"
-            return (
-                f"Layer `{self.name}` contributes the largest share of the variance ({own.variance_share:.0%}{span}"
-                f"{alone})."
-            )
+                span = f"; {percent(low, 0)} to {percent(high, 0)} under priors ten times weaker to ten times stronger"
+            return f"Layer `{self.name}` contributes the largest share of the variance ({share}{span}{alone})."
         instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
         return (
             f"No layer has the largest share of the variance under every prior: `{self.name}` under this one "
-            f"({own.variance_share:.0%}{alone}), {instead}."
+            f"({share}{alone}), {instead}."
         )
 
 
@@ -79,6 +79,7 @@ def location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | No
         name, (before, after) = max(known.items(), key=lambda item: item[1][0] - item[1][1])
         if before - after > 0.01:
             words += (
-                f" For out-of-distribution inputs, explained falls most in layer `{name}` ({before:.0%} → {after:.0%})."
+                f" For out-of-distribution inputs the part of the prior variance that training explains falls most in "
+                f"`{name}`, from {percent(before, 0)} to {percent(after, 0)}."
             )
     return Point("Source of the uncertainty", words, "note", "location")

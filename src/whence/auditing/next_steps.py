@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from whence.auditing.points import Judge, is_negligible, significant_sign
-from whence.report.formatting import minus
+from whence.auditing.calibration import relative_error, significant_sign
+from whence.auditing.points import Judge, is_negligible
+from whence.numerals import area, number, p_value, percent, points, with_interval
+from whence.report.formatting import quantity
 from whence.report.record.audit import AuditRecord, DeferralRule
 from whence.report.record.common import Tone
+from whence.report.record.groups import Group, GroupDifference, Grouping
 from whence.report.record.verdict import NextStep, PointKey, VerdictRules
 
 FEW = 0.1  # width of the interval of the accuracy above which the test data are too few
 USEFUL = 0.1  # relative fall of the error by deferral that is worth a line
 RARE = 3  # classes that are named
+GROUPED = 3  # groups that are named for a quantity
 
 
 class Rank(IntEnum):
@@ -79,7 +83,7 @@ class _Steps:
                 Rank.INVALID if self._rank("independence") is Rank.POOR else Rank.MIXED,
                 part,
                 "Remove the test inputs that are also in the training data, and repeat the audit.",
-                f"{overlap.test:,} of {data.test.inputs:,} test inputs ({part:.1%}) occur in both.",
+                f"{overlap.test:,} of {data.test.inputs:,} test inputs ({percent(part)}) occur in both.",
             )
         if overlap is not None and overlap.validation and data.validation is not None:
             part = overlap.validation / data.validation.inputs
@@ -88,8 +92,9 @@ class _Steps:
                     Rank.INVALID if part > self.rules.duplicates_poor else Rank.MIXED,
                     part,
                     "Take validation data that the network was not trained on, and repeat the audit.",
-                    f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({part:.1%}) are in the "
-                    "training data, so the prior and the thresholds were chosen on data that the network has fitted.",
+                    f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({percent(part)}) are in "
+                    "the training data, so the prior and the thresholds were chosen on data that the network has "
+                    "fitted.",
                 )
         if data.validation is None:
             yield _Step(
@@ -107,28 +112,30 @@ class _Steps:
                     Rank.MIXED,
                     width,
                     "Use more test inputs: the scores of this audit are uncertain.",
-                    f"With n = {accuracy.count:,} the accuracy is known to {width:.0%} (95% interval "
-                    f"{accuracy.low:.1%} to {accuracy.high:.1%}).",
+                    f"The 95% interval of the accuracy is {points(width)} percentage points wide "
+                    f"({percent(accuracy.low)} to {percent(accuracy.high)}, n = {data.counted(accuracy.count)}).",
                 )
 
     def _about_guessing(self) -> Iterator[_Step]:
+        guessing: PointKey = "guessing"
+        generalisation: PointKey = "generalisation"
         for key, words in (
-            ("guessing", "Do not use this network for decisions before it beats guessing: check labels and training."),
+            (guessing, "Do not use this network for decisions before it beats guessing: check labels and training."),
             (
-                "generalisation",
+                generalisation,
                 "Reduce overfitting: more or augmented training data, weight decay, or earlier stopping.",
             ),
         ):
-            rank = self._rank(key)  # type: ignore[arg-type]
+            rank = self._rank(key)
             if rank is not None:
-                yield _Step(rank, 0.9, words, self.points[key].words)  # type: ignore[index]
+                yield _Step(rank, 0.9, words, self.points[key].words)
 
     def _about_calibration(self) -> Iterator[_Step]:
         quality = self.record.quality
         if quality is None:
             return
-        for row in sorted(quality.classes or (), key=self.judge.relative_error, reverse=True)[:RARE]:
-            error = self.judge.relative_error(row)
+        off = [(relative_error(row, self.rules), row) for row in quality.classes or ()]
+        for error, row in sorted(off, key=lambda pair: -pair[0])[:RARE]:
             if error >= self.rules.class_mixed:
                 often = "often" if (row.predicted or 0.0) > (row.frequency or 0.0) else "rarely"
                 yield _Step(
@@ -136,32 +143,34 @@ class _Steps:
                     min(error, 0.99),
                     f"Correct the probability of `{row.name}`, which is predicted too {often}: undo class weights, or "
                     "shift its logit to the frequency where the network is used.",
-                    f"Mean probability {row.predicted:.1%}, frequency {row.frequency:.1%} in the test data.",
+                    f"Mean probability {percent(row.predicted)}, frequency {percent(row.frequency)} in the test data.",
                 )
         rank, ece = self._rank("calibration"), self.judge.metric("ece")
         side = significant_sign(quality.overconfidence)
         if rank is not None and ece is not None and ece.bayesian is not None and side:
-            best = ece.recalibrated
-            if best is not None and (best.value or 1.0) < (ece.bayesian.value or 0.0) and quality.baseline is not None:
+            best, own = ece.recalibrated, ece.bayesian.value or 0.0
+            if best is not None and (best.value or 1.0) < own and quality.baseline is not None:
                 yield _Step(
                     rank,
-                    ece.bayesian.value or 0.0,
+                    own,
                     f"Use the plain network after {quality.baseline.label} for probabilities.",
-                    f"Its ECE is {best.value:.1%}, that of the posterior {ece.bayesian.value:.1%}.",
+                    f"Its ECE is {points(best.value or 0.0)} percentage points, that of the posterior {points(own)}.",
                 )
             else:
                 yield _Step(
                     rank,
-                    ece.bayesian.value or 0.0,
+                    own,
                     "Recalibrate: tune on validation data that are like the test data.",
-                    f"ECE {ece.bayesian.value:.1%}; it is {'over' if side > 0 else 'under'}confident.",
+                    f"The ECE is {points(own)} percentage points; the network is {'over' if side > 0 else 'under'}"
+                    "confident.",
                 )
         coverage = self.judge.value("coverage")
         if rank is not None and ece is None and coverage is not None:
             yield _Step(
                 rank,
                 abs((coverage.value or 0.0) - 0.95),
-                "Do not rely on the intervals as they are: tune on validation data, or use conformal intervals.",
+                "Do not rely on the predictive distribution as it is: retrain or shift the predictions if they are too "
+                "high or too low, tune on validation data, or use conformal intervals.",
                 self.points["calibration"].words,
             )
 
@@ -169,13 +178,12 @@ class _Steps:
         for row in self.record.conformal.rows if self.record.conformal else ():
             value, least = row.coverage.value, row.chance_low
             if value is not None and least is not None and value < least:
+                kind = "sets" if row.sets is not None else "intervals"
                 yield _Step(
                     Rank.MIXED,
                     row.level - value,
-                    f"Do not rely on the guarantee of the {row.level:.0%} sets or intervals before it is "
-                    "known why test and "
-                    "validation data differ.",
-                    f"They contain {value:.1%} of the true answers; chance explains {least:.1%} or more.",
+                    f"Find out why test and validation data differ before you rely on the {percent(row.level)} {kind}.",
+                    f"They contain {percent(value)} of the true answers; at least {percent(least)} is to be expected.",
                 )
 
     def _about_errors(self) -> Iterator[_Step]:
@@ -189,15 +197,15 @@ class _Steps:
             return
         gain, error = 1 - after / before, some.test.error
         if gain > USEFUL and error is not None and (error.high is None or error.high < before):
-            form, name = (".1%", "error rate") if found.is_rate else (".3g", "RMSE")
-            start = "Once the poor points are corrected, hand" if self.record.verdict.is_poor else "Hand"
+            name = "error rate" if found.is_rate else "RMSE"
+            shown = [percent(v) if found.is_rate else quantity(v, self.record.unit) for v in (before, after)]
+            start = "Once the poor points are corrected, defer" if self.record.verdict.is_poor else "Defer"
             yield _Step(
                 Rank.GAIN,
                 gain,
-                f"{start} the most uncertain inputs to a person; the deferral table has the thresholds.",
-                f"When {some.test.coverage.value:.0%} of the test inputs are answered, the {name} falls "
-                f"from {before:{form}} "
-                f"to {after:{form}}.",
+                f"{start} the most uncertain {found.answers} to a person; the deferral table has the thresholds.",
+                f"When {percent(some.test.coverage.value, 0)} of the test {found.answers} are answered, the {name} "
+                f"falls from {shown[0]} to {shown[1]}.",
             )
 
     def _about_novelty(self) -> Iterator[_Step]:
@@ -207,20 +215,22 @@ class _Steps:
             own = next((one for one in found.detectors if one.name == usual), None)
             best = found.detectors[0]
             apart = 0.0 if own is None else (best.auroc.value or 0.0) - (own.auroc.value or 0.0)
-            if own is not None and apart > self.rules.beaten:
+            beaten = found.choice is not None and found.choice.recommended != usual
+            if own is not None and (apart > self.rules.beaten or (beaten and apart > 0)):
                 yield _Step(
                     rank or Rank.GAIN,
                     apart,
                     f"Use {best.label} to detect inputs like the out-of-distribution data given.",
-                    f"AUROC {best.auroc.value:.2f}; the {own.label} has {own.auroc.value:.2f}.",
+                    f"Its AUROC is {area(best.auroc.value)}, that of the {own.label} {area(own.auroc.value)}.",
                 )
             elif rank is not None:
+                poor = rank is Rank.POOR
                 yield _Step(
                     rank,
                     1 - (best.auroc.value or 0.0),
-                    "Do not rely on novelty for inputs like the out-of-distribution data given; no detector "
-                    "finds them.",
-                    f"The best has an AUROC of {best.auroc.value:.2f} ({best.label}).",
+                    "Do not rely on novelty for inputs like the out-of-distribution data given: no detector finds "
+                    f"{'them' if poor else 'all of them'}.",
+                    f"The best detector has an AUROC of {area(best.auroc.value)} ({best.label}).",
                 )
         if self.record.data.ood is None and self.record.data.test is not None:
             yield _Step(
@@ -231,40 +241,62 @@ class _Steps:
             )
 
     def _about_groups(self) -> Iterator[_Step]:
+        """One line for each grouping and quantity that differs."""
         found = self.record.groups
         for one in found.groupings if found else ():
+            hits: dict[str, list[tuple[Group, GroupDifference]]] = {}
             for group in one.groups:
-                for apart in (d for d in group.differences if d.significant and d.difference.value is not None):
-                    value = apart.difference.value or 0.0
-                    size = f"{100 * value:+.1f} points" if apart.is_share else f"{value:+.3g}"
-                    yield _Step(
-                        Rank.MIXED,
-                        min(abs(value), 0.99),
-                        f"Examine the inputs with {one.name} = {group.name}: collect more of them, or defer them more.",
-                        minus(f"Their {apart.quantity} differs from that of the rest by {size} (p = {apart.p:.2g})."),
-                    )
+                for apart in group.differences:
+                    if apart.significant and apart.difference.value is not None:
+                        hits.setdefault(apart.quantity, []).append((group, apart))
+            for quantity_name, rows in hits.items():
+                yield _group_step(
+                    one, quantity_name, sorted(rows, key=lambda row: -abs(row[1].difference.value or 0.0))
+                )
 
     def _about_weights(self) -> Iterator[_Step]:
         quality, metric = self.record.quality, self.judge.metric("nll")
         gain = None if metric is None else metric.gain
-        if quality is None or quality.baseline is None or gain is None or gain.low is None or gain.value is None:
+        if quality is None or quality.baseline is None or gain is None:
             return
-        interval = minus(f"{gain.value:+.3g} nats, 95% interval {gain.low:+.3g} to {gain.high:+.3g}")
+        if gain.low is None or gain.high is None or gain.value is None:
+            return
+        size = with_interval(gain.value, gain.low, gain.high, "nats", signed=True)
         if is_negligible(gain, self.rules.negligible):
             yield _Step(
                 Rank.GAIN,
                 0.01,
                 f"For {self._answers} alone the plain network after {quality.baseline.label} is enough; the posterior "
                 "adds novelty, layers and intervals.",
-                f"No significant difference in log loss ({interval}).",
+                f"No significant difference in log loss ({size}).",
             )
         elif gain.value > 0:
             yield _Step(
                 Rank.MIXED,
                 gain.value,
                 f"For {self._answers} take the plain network after {quality.baseline.label}.",
-                f"Its log loss is lower by {gain.value:.3g} nats (95% interval {gain.low:.3g} to {gain.high:.3g}).",
+                f"The log loss of the posterior is higher ({size}).",
             )
+
+
+def _group_step(one: Grouping, name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> _Step:
+    deferred = "deferred" in name
+    words = (
+        f"Check whether it is acceptable that groups of `{one.name}` are deferred more or less often than others."
+        if deferred
+        else f"Find out why groups of `{one.name}` differ: look at their inputs and labels, or collect more of them."
+    )
+    shown = [
+        f"`{group.name}` {points(d.difference.value or 0.0, signed=True)} percentage points (p = {p_value(d.p)})"
+        if d.is_share
+        else f"`{group.name}` {'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)} "
+        f"(p = {p_value(d.p)})"
+        for group, d in rows[:GROUPED]
+    ]
+    more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""
+    because = f"{name[0].upper()}{name[1:]}, beside the rest: {', '.join(shown)}{more}."
+    largest = max(abs(d.difference.value or 0.0) for _, d in rows)
+    return _Step(Rank.GAIN if deferred else Rank.MIXED, min(largest, 0.99), words, because)
 
 
 def _error(row: DeferralRule | None) -> float | None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from whence.auditing.context import LABELS, Context
 from whence.auditing.detection import detection
 from whence.errors import NotDefined
+from whence.metrics.proportions import share_of
+from whence.numerals import p_value, percent
 from whence.report.record.sections import Histogram, LayerQuantiles, Novelty, NoveltyOfSet
 from whence.where.novelty import Novelty as Found
 from whence.where.novelty import novelty_given
@@ -72,16 +74,26 @@ def _flagged(found: Found, level: float) -> float:
 
 def _words(sets: dict[str, Found], level: float, combined: float | None) -> Iterator[str]:
     """``combined`` is the share of out-of-distribution inputs that all detectors together flag."""
+    inside = sets["test"]
+    flagged = share_of("flagged", int((inside.p_value <= level).sum()), len(inside))
+    assert flagged is not None
     yield (
-        f"At p ≤ {level:.2g}, novelty by layer flags {_flagged(sets['test'], level):.1%} of {len(sets['test']):,} test "
-        f"inputs ({level:.0%} are expected)."
+        f"At p ≤ {p_value(level)}, novelty over all layers flags {percent(flagged)} of {len(inside):,} test inputs "
+        "(95% "
+        f"interval {percent(flagged.low)} to {percent(flagged.high)}); {percent(level)} would be flagged if they were "
+        "like "
+        "the reference inputs."
     )
     if "ood" in sets:
         found = sets["ood"]
-        also = "" if combined is None else f"; the combination of detectors flags {combined:.1%}"
-        yield f"Of {len(found):,} out-of-distribution inputs it flags {_flagged(found, level):.1%}{also}."
+        also = "" if combined is None else f"; the combination of detectors flags {percent(combined)}"
+        yield f"Of {len(found):,} out-of-distribution inputs it flags {percent(_flagged(found, level))}{also}."
         first = [name for name, flag in zip(found.layer, (found.p_value <= level).tolist(), strict=True) if flag]
         if first:
             most = max(set(first), key=first.count)
             part = first.count(most) / len(first)
-            yield f"Most of these differ most from the training data in `{most}` ({part:.0%})."
+            yield (
+                f"Of the {len(first):,} out-of-distribution inputs that novelty over all layers flags, "
+                f"{percent(part, 0)} "
+                f"differ most in `{most}`."
+            )

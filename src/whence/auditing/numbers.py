@@ -6,17 +6,21 @@ Index legend: N inputs, M values (inputs times outputs), K outputs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence.auditing.calibration import bias_words, distribution_words
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.metrics import pit, rmse, width
 from whence.metrics.conformal import held_share
 from whence.metrics.elements import Elements, MetricOptions, elements
-from whence.metrics.pit import PitHistogram, pit_histogram
+from whence.metrics.means import mean
+from whence.metrics.pit import PitHistogram, pit_distance, pit_histogram
+from whence.numerals import percent
 from whence.predictive.predictions import CountPrediction
 from whence.report.record.common import Estimate, PlainAndBayesian
 from whence.report.record.numbers import LevelCoverage, NumberChecks, OutputChecks, PitCounts, SpreadBin
@@ -46,10 +50,12 @@ def number_checks(context: Context, predictions: Mapping[Kind, Any], targets: Te
         PlainAndBayesian(histograms[Kind.PLAIN].counts, histograms[Kind.BAYESIAN].counts),
         histograms[Kind.BAYESIAN].low,
         histograms[Kind.BAYESIAN].high,
+        _estimate(pit_distance(values[Kind.BAYESIAN], len(y))),
+        float(values[Kind.BAYESIAN].mean()),
     )
     outputs = tuple(_output(context, bayesian, y, members, k, columns) for k in range(shown))
-    words = tuple(_words(coverage, histograms[Kind.BAYESIAN]))
-    return NumberChecks(coverage, pit_counts, outputs, columns - shown, words)
+    found = NumberChecks(coverage, pit_counts, outputs, columns - shown, ())
+    return replace(found, words=tuple(_words(found, histograms[Kind.BAYESIAN])))
 
 
 def _estimate(found: Any) -> Estimate:
@@ -97,6 +103,7 @@ def _output(context: Context, prediction: Any, y: Tensor, members: Elements, k: 
         _estimate(held_share("coverage", inside, members)),
         _estimate(width((low, high), y, seed=context.seed)),
         tuple(_spread(centre, std, y, context.seed)),
+        _estimate(mean("bias", (centre - y).reshape(-1)[members.keep], members)),
     )
 
 
@@ -112,23 +119,28 @@ def _spread(centre: Tensor, std: Tensor, y: Tensor, seed: int) -> Iterator[Sprea
         yield SpreadBin(float(std[own].square().mean().sqrt()), _estimate(rmse(off[own], 0 * off[own], seed=seed)))
 
 
-def _words(coverage: tuple[LevelCoverage, ...], histogram: PitHistogram) -> Iterator[str]:
-    row = next(row for row in coverage if row.level == JUDGED)
-    found = row.bayesian
-    if found.low is not None and found.high is not None and not found.low <= row.level <= found.high:
-        side = "narrow" if found.high < row.level else "wide"
+def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
+    row = next(row for row in found.coverage if row.level == JUDGED).bayesian
+    if row.low is not None and row.high is not None and not row.low <= JUDGED <= row.high:
+        side = "narrow" if row.high < JUDGED else "wide"
         yield (
-            f"The Bayesian {100 * row.level:g}% intervals hold {found.value:.1%} of the true values (95% interval "
-            f"{found.low:.1%} to {found.high:.1%}): they are too {side}."
+            f"The Bayesian {percent(JUDGED)} intervals contain {percent(row.value)} of {row.count:,} true values (95% "
+            f"interval {percent(row.low)} to {percent(row.high)}): they are too {side}."
         )
     elif not histogram.outside:
         yield (
             "All bars of the histogram of F(true value) are within the band that is expected by chance: nothing in "
             "these data speaks against the shape of the predictive distribution."
         )
+    said = ""
     if histogram.outside:
+        said = distribution_words(found)
         yield (
             f"{histogram.outside} of {len(histogram.counts)} bars of the histogram of F(true value) are outside the "
-            "band that holds all bars of a right predictive distribution with 95% probability: the predictive "
-            "distribution has a wrong shape, place or width."
+            "band that contains all bars of a right predictive distribution with 95% probability. "
+            f"{said[0].upper()}{said[1:]}"
         )
+    for output in found.outputs:
+        words = bias_words(output, output.name if len(found.outputs) > 1 else "")
+        if words and words not in said:
+            yield f"{words[0].upper()}{words[1:]}."

@@ -12,12 +12,14 @@ from torch import Tensor
 from whence.auditing.comparison import comparison
 from whence.auditing.conformal import LEVELS, check_levels, conformal_section
 from whence.auditing.context import Context
-from whence.auditing.data import check_targets, read_examples, try_out
+from whence.auditing.data import check_targets, read_examples
 from whence.auditing.deferral import deferral
 from whence.auditing.dense import read_tokens
 from whence.auditing.fitting import CurvatureName, FitOptions, Sets, StructureName
+from whence.auditing.given import answer_count, check_counts, check_score, feature_names, output_shape
 from whence.auditing.grouping import read_groups
 from whence.auditing.groups import groups as group_tables
+from whence.auditing.input_scores import input_scores
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
 from whence.auditing.overlap import overlap
@@ -37,8 +39,9 @@ from whence.engine.memory import with_sizes
 from whence.engine.options import Execution
 from whence.engine.randomness import resolve_seed
 from whence.errors import BadOption, Notice, WhenceError, explains_keywords, one_of
-from whence.likelihoods import Categorical, Likelihood, LikelihoodName
+from whence.likelihoods import Likelihood, LikelihoodName
 from whence.linalg.structures import BlockStructure
+from whence.metrics.conformal import Score, ScoreName
 from whence.posteriors.base import Posterior, is_posterior
 from whence.report.record import audit as record
 from whence.report.record.convert import tidied
@@ -96,6 +99,8 @@ def audit(
     profiled: int = 1_000,
     inputs: int = 12,
     levels: Sequence[float] = LEVELS,
+    conformal_score: ScoreName | None = None,
+    positive: str | int | None = None,
     sections: Sequence[str] | None = None,
     methods: Mapping[str, Posterior] | None = None,
     seed: int | None = None,
@@ -132,6 +137,10 @@ def audit(
         profiled: largest number of inputs for shares, novelty, pruning and answers.
         inputs: number of most uncertain inputs to show.
         levels: of conformal prediction sets and intervals.
+        conformal_score: their score, see :func:`whence.metrics.conformal`; by default "probability" for labels and
+            "normalised" for numbers.
+        positive: of two classes the one that a binary decision looks for: its name in ``classes``, or its index; by
+            default the second.
         sections: those to compute, of ``whence.auditing.SECTIONS``; all by default.
         methods: other posteriors by name, to compare with this one on the same data.
         seed: seed of all draws (0); or a ``generator`` to draw it from.
@@ -150,9 +159,11 @@ def audit(
     """
     tracer = Tracer(audit, locals())
     seed = resolve_seed(seed, generator)
-    _check_counts(examples=examples, profiled=profiled, inputs=inputs)
+    check_counts(examples=examples, profiled=profiled, inputs=inputs)
     chosen = _chosen(sections, {"comparison": not methods, "groups": groups is None}, quick)
     levels, decode = check_levels(levels), read_tokens(tokens)
+    if conformal_score is not None:
+        Score.parse(conformal_score, "conformal_score")
     if quick:
         examples, profiled, inputs = (min(a, b) for a, b in zip((examples, profiled, inputs), QUICK, strict=True))
         sampled = CurvatureKind.parse(curvature, "curvature") is CurvatureKind.AUTO and not is_posterior(model)
@@ -187,13 +198,14 @@ def audit(
         sets = {name: one and one.counted(posterior.likelihood) for name, one in sets.items()}
         for one in filter(None, sets.values()):
             check_targets(posterior.snapshots[0], posterior.likelihood, one)
-        task, shape = task_of(posterior.likelihood), _output_shape(posterior, sets)
+        task, shape = task_of(posterior.likelihood), output_shape(posterior, sets)
+        check_score(conformal_score, task)
         context = Context(
             posterior,
             tracer.given,
             sets,
-            task.class_names(classes, _answers(posterior.likelihood, shape)),
-            _feature_names(features, sets),
+            task.class_names(classes, answer_count(posterior.likelihood, shape)),
+            feature_names(features, sets),
             profiled,
             inputs,
             seed,
@@ -205,6 +217,8 @@ def audit(
             groups=given_groups,
             outputs=read_outputs(posterior.likelihood, shape, unit, targets),
             levels=levels,
+            score=conformal_score,
+            positive=task.positive_class(positive, classes, answer_count(posterior.likelihood, shape)),
             decode=decode,
         )
         context, found = _sections(context, chosen, log)
@@ -231,41 +245,6 @@ def _quick_words(curvature: str) -> str:
         f"This is a quick audit: {sampled}at most {QUICK[0]:,} examples of each set, {QUICK_TUNED:,} of them for "
         "tuning. Run it without quick=True for the whole."
     )
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        least = 0 if name == "inputs" else 2
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadOption(f"{name}={value!r} must be a whole number, at least {least}.")
-
-
-def _feature_names(names: Sequence[str] | None, sets: Sets) -> tuple[str, ...] | None:
-    """One name for each column of tabular inputs."""
-    if names is None:
-        return None
-    for found in sets.values():
-        if found is not None and isinstance(found.inputs, Tensor) and found.inputs.dim() == 2:
-            columns = found.inputs.shape[1]
-            if len(names) != columns:
-                raise BadOption(f"features= has {len(names)} names for {columns} columns of {found.name}.")
-    return tuple(map(str, names))
-
-
-def _answers(likelihood: Likelihood, shape: tuple[int, ...]) -> int:
-    """Number of classes, labels or numbers, from the shape of the outputs of one input."""
-    if isinstance(likelihood, Categorical) and likelihood.class_dim == -1:
-        return shape[-1]
-    return shape[0] if shape else 1
-
-
-def _output_shape(posterior: Posterior, sets: Sets) -> tuple[int, ...]:
-    """Shape of the outputs of one input."""
-    shape = posterior.output_shape
-    examples = next((found for found in sets.values() if found is not None), None)
-    if shape is None and examples is not None:
-        shape = tuple(try_out(posterior.snapshots[0], examples.inputs, examples.name).shape[1:])
-    return shape or ()
 
 
 # The record
@@ -313,14 +292,17 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
         ),
         data=record.Data(
             train=None if trained_on is None else record.TrainingSize(trained_on),  # type: ignore[arg-type]
-            **{name: None if one is None else one.size for name, one in sets.items()},
+            **{name: None if one is None else one.size for name, one in sets.items()},  # type: ignore[arg-type]
             input_shape=tuple(shown.inputs.shape[1:]) if shown and isinstance(shown.inputs, Tensor) else None,
             overlap=overlap(context.train, sets["test"], sets["validation"]),
+            elements=context.elements,
+            profiled=record.ProfiledInputs(**{name: len(one) for name, one in context.profiled.items()}),
         ),
         verdict=PENDING,
         **found,
         run=_run(context, log),
         unit=context.outputs.unit,
+        scores=input_scores(context) if found["quality"] is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ from whence.auditing.profile_tree import LayerNodes, NodeShares, VarianceSums, n
 from whence.engine.batches import Inputs, size_of, take
 from whence.errors import NotDefined
 from whence.linalg.structures import BlockStructure
+from whence.numerals import percent, points
 from whence.posteriors.laplace.posterior import Laplace
 from whence.recording.blocks import Block
 from whence.recording.units import units_of
@@ -252,15 +253,18 @@ def _words(nodes: tuple[Node, ...], test: View) -> Iterator[str]:
         if node.is_layer and share is not None
     ]
     share, explained, prior, name = max(rows, key=lambda row: row[0])
-    reduced = f"; training reduced its prior variance by {explained:.0%}." if explained is not None else "."
+    reduced = f"; training reduced its prior variance by {percent(explained, 0)}." if explained is not None else "."
     yield (
-        f"On test data, `{name}` contributes {share:.0%} of the predictive variance, and {prior:.0%} under the prior "
-        f"alone{reduced}"
+        f"For {test.inputs:,} test inputs, `{name}` contributes {percent(share, 0)} of the predictive variance, and "
+        f"{percent(prior, 0)} under the prior alone{reduced}"
     )
     known = sorted((explained, name) for _, explained, _, name in rows if explained is not None)
     if len(known) > 1 and known[-1][0] - known[0][0] > 0.01:
         (low, least), (high, most) = known[0], known[-1]
-        yield f"Training reduced the prior variance most in `{most}` ({high:.0%}) and least in `{least}` ({low:.0%})."
+        yield (
+            f"Training reduced the prior variance most in `{most}` ({percent(high, 0)}) and least in `{least}` "
+            f"({percent(low, 0)})."
+        )
 
 
 # Posteriors without closed forms
@@ -289,7 +293,7 @@ def _profile_by_draws(context: Context) -> Profile:
         nodes,
         tuple(views),
         tuple(_negative(nodes, views[: len(tables)])),
-        (_words_by_draws(rows, tables["test"].interaction or 0.0),),
+        (_words_by_draws(rows, tables["test"].interaction or 0.0, len(context.profiled["test"])),),
     )
 
 
@@ -304,10 +308,10 @@ def _view_by_draws(context: Context, name: str, table: Where) -> View:
     return View(name, "set", LABELS[name], count, None, (1.0, *share, interaction), priors, explained)
 
 
-def _words_by_draws(rows: list[LayerRow], interaction: float) -> str:
+def _words_by_draws(rows: list[LayerRow], interaction: float, count: int) -> str:
     top = max(rows, key=lambda row: row.variance_share or 0.0)
-    error = "" if top.variance_share_error is None else f" (± {top.variance_share_error:.1%})"
+    error = "" if top.variance_share_error is None else f" (± {points(top.variance_share_error)} percentage points)"
     return (
-        f"On test data {top.variance_share:.0%}{error} of the predictive variance comes from {top.name!r} alone; "
-        f"{interaction:.0%} is interaction between layers."
+        f"For {count:,} test inputs {percent(top.variance_share, 0)}{error} of the predictive variance comes from "
+        f"`{top.name}` alone; {percent(interaction, 0)} is interaction between layers."
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from whence.extras.pruning.curve import PruneRow
-from whence.report.formatting import minus
+from whence.numerals import between, minus, percent, points
 
 CRITERIA = {
     "snr": "signal to noise",
@@ -37,9 +37,10 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     whole = rows[0]
     if chance is not None and whole.accuracy is not None and whole.accuracy <= chance + LOST:
         return (
-            f"The network with all its weights answers {whole.accuracy:.1%} of the inputs correctly{_count(whole)}, no "
-            f"more than always giving the most frequent answer would ({chance:.1%}). Its accuracy cannot show what "
-            "pruning costs."
+            f"The network with all its weights answers {percent(whole.accuracy)} of the inputs correctly"
+            f"{_count(whole)}, no more than always giving the most frequent answer would ({percent(chance)}). Its "
+            "accuracy "
+            "cannot show what pruning costs."
         )
     curves = {by: sorted((r for r in rows if r.by == by), key=lambda r: r.sparsity) for by in _criteria(rows)}
     kept = {by: _acceptable(curve, whole) for by, curve in curves.items()}
@@ -48,12 +49,14 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     following = next((row for row in curves[best] if row.sparsity > last.sparsity), None)
     if not _pruned(last, whole):
         return _nothing(following, whole, best)
-    words = f"Ranked by {CRITERIA[best]}, {_pruned(last, whole):.0%} of all weights can be pruned before {_loss(whole)}"
+    part = percent(_pruned(last, whole), 0)
+    words = f"Ranked by {CRITERIA[best]}, {part} of all weights can be removed before {_loss(whole)}"
     if best != RANDOM and RANDOM in kept:
-        words += f"; at random, {_pruned(kept[RANDOM][-1], whole):.0%}"
-    words += f". {_change(last, whole)}"
+        random = _pruned(kept[RANDOM][-1], whole)
+        words += f"; at random, {percent(random, 0) if random else 'none'}"
+    words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if following is not None:
-        words += f" With {_pruned(following, whole):.0%} removed it {_moved(following, whole)}."
+        words += f" With {percent(_pruned(following, whole), 0)} removed it {_moved(following, whole)}."
         if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
             words += " Larger fractions at which it recovers are not counted."
     return words
@@ -90,30 +93,30 @@ def _nothing(first: PruneRow | None, whole: PruneRow, by: str) -> str:
     if first is None:
         return "No fraction was tried."
     return (
-        f"No criterion can prune {_pruned(first, whole):.0%} of all weights, the smallest fraction that was tried, "
-        f"before {_loss(whole)}: ranked by {CRITERIA[by]}, it {_moved(first, whole)}{_interval(first, whole)}."
+        f"By no criterion can {percent(_pruned(first, whole), 0)} of all weights, the smallest fraction that was "
+        "tried, be "
+        f"removed before {_loss(whole)}: ranked by {CRITERIA[by]}, it {_moved(first, whole)}{_interval(first, whole)}."
     )
 
 
 def _loss(whole: PruneRow) -> str:
     if whole.accuracy is not None:
-        return "more than one point of accuracy is lost"
+        return "the accuracy falls by more than one percentage point"
     return "the error grows by more than 1%" if whole.rmse is not None else "the log loss grows by more than 0.01 nats"
 
 
-def _change(row: PruneRow, whole: PruneRow) -> str:
-    """The change at the largest fraction that counts, with its interval."""
-    what = "accuracy" if whole.accuracy is not None else "error" if whole.rmse is not None else "log loss"
-    return f"There the {what} {_moved(row, whole)}{_interval(row, whole)}."
+def _score(whole: PruneRow) -> str:
+    return "accuracy" if whole.accuracy is not None else "error" if whole.rmse is not None else "log loss"
 
 
 def _moved(row: PruneRow, whole: PruneRow) -> str:
     if row.accuracy is not None and whole.accuracy is not None:
         by = row.accuracy - whole.accuracy
-        return "stays the same" if not by else f"{'falls' if by < 0 else 'rises'} by {100 * abs(by):.1f} points"
+        size = points(abs(by))
+        return "stays the same" if float(size) == 0 else f"{'falls' if by < 0 else 'rises'} by {size} percentage points"
     if row.rmse is not None and whole.rmse is not None:
         by = row.rmse / whole.rmse - 1
-        return f"{'grows' if by > 0 else 'falls'} by {abs(by):.1%}"
+        return f"{'grows' if by > 0 else 'falls'} by {percent(abs(by))}"
     by = row.nll - whole.nll
     return f"{'grows' if by > 0 else 'falls'} by {abs(by):.3f} nats"
 
@@ -124,12 +127,12 @@ def _interval(row: PruneRow, whole: PruneRow) -> str:
     if low is None or high is None:
         return ""
     if whole.accuracy is not None:
-        shown = minus(f"{100 * low:+.1f} to {100 * high:+.1f} points")
+        shown = f"{points(low, signed=True)} to {points(high, signed=True)} percentage points"
     elif whole.rmse is not None:
         shown = minus(f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}")
     else:
-        shown = f"{low:+.3f} to {high:+.3f} nats"
-    return f" (95% interval {shown}; n = {row.examples or 0:,})"
+        shown = between(low, high, "nats")
+    return f" (95% interval of the change {shown}, n = {row.examples or 0:,})"
 
 
 def _count(row: PruneRow) -> str:

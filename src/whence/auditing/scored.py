@@ -6,19 +6,20 @@ Index legend: N inputs, M scored elements (one of an input, or one for each of i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from whence.auditing.answered import several_labels, usual_deferral
-from whence.auditing.context import Context
+from whence.auditing.answered import several_labels, usual_deferral, usual_threshold
+from whence.auditing.context import Context, Kind
+from whence.auditing.steps import number_answers
 from whence.auditing.tasks import Numbers
 from whence.errors import WhenceError
 from whence.metrics.classification import read_labels
 from whence.metrics.elements import Elements
-from whence.metrics.few import mean_of_few, share_of_few
 from whence.metrics.intervals import UNBOUNDED, Bounds, Estimate
+from whence.metrics.means import mean, share
 from whence.metrics.regression import read_numbers
 
 OF = 0.95  # probability of the intervals of predicted numbers
@@ -36,9 +37,11 @@ class Quantity:
     def over(self, name: str, at: Tensor, elements: Elements) -> Estimate:
         """The metric over some of the elements."""
         some = elements.subset(at)
+        if some.groups == 1:
+            some = replace(some, options=replace(some.options, resamples=0))  # one input has no interval
         if self.share:
-            return share_of_few(name, self.values[at], some)
-        return mean_of_few(name, self.values[at], some, self.bounds, self.root)
+            return share(name, self.values[at], some)
+        return mean(name, self.values[at], some, self.bounds, self.root)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Scored:
     error: Quantity | None  # of an answer: wrong, or squared
     deferred: Tensor | None  # [M]
     by_answer: bool  # whether elements are deferred one by one, not whole inputs
+    answered: Estimate | None = None  # root mean squared error of all that is answered
 
     def by_input(self, values: Tensor, count: int) -> Tensor:
         """Means over the elements of each input, [N]; NaN for inputs without any."""
@@ -63,24 +67,31 @@ class Scored:
 
 def scored(context: Context) -> Scored:
     """The elements of the test data with all quantities that are defined for the task."""
-    read = _labels if context.task.has_labels else _numbers
-    elements, metrics, compared = read(context)
+    elements, metrics, compared = elements_of(context)
     inner = context.need_targets("test").numel() // len(context.need("test"))
     owner = elements.keep // inner
     several = several_labels(context)
-    deferred, error = None, metrics.get("rmse")
+    deferred, error, answered = usual_deferral(context), metrics.get("rmse"), None
     if context.task.has_labels:
         error = compared["error rate"]
-    if isinstance(context.task, Numbers) or several or inner == 1:
-        deferred = usual_deferral(context)
     if deferred is not None:
+        if isinstance(context.task, Numbers):
+            answered = number_answers(context, "test").errors([usual_threshold(context)])[0]
         deferred = deferred.reshape(-1)[elements.keep] if several else deferred[owner]
         compared["share deferred"] = Quantity(deferred.double(), share=True)
-    return Scored(elements, owner, metrics, compared, error, deferred, several)
+    return Scored(elements, owner, metrics, compared, error, deferred, several, answered)
 
 
-def _labels(context: Context) -> tuple[Elements, dict[str, Quantity], dict[str, Quantity]]:
-    found = read_labels("groups", context.prediction("test"), context.need_targets("test"), {"seed": context.seed})
+def elements_of(
+    context: Context, kind: Kind = Kind.BAYESIAN
+) -> tuple[Elements, dict[str, Quantity], dict[str, Quantity]]:
+    """The elements of the test data, the quantities behind metrics, and those that groups are compared by."""
+    return (_labels if context.task.has_labels else _numbers)(context, kind)
+
+
+def _labels(context: Context, kind: Kind) -> tuple[Elements, dict[str, Quantity], dict[str, Quantity]]:
+    prediction, targets = context.prediction("test", kind), context.need_targets("test")
+    found = read_labels("groups", prediction, targets, {"seed": context.seed})
     losses, correct = found.log_losses(), found.correct
     metrics = {
         "accuracy": Quantity(correct, share=True),
@@ -95,10 +106,9 @@ def _labels(context: Context) -> tuple[Elements, dict[str, Quantity], dict[str, 
     return found.elements, metrics, compared
 
 
-def _numbers(context: Context) -> tuple[Elements, dict[str, Quantity], dict[str, Quantity]]:
-    forecast, y, members = read_numbers(
-        "groups", context.prediction("test"), context.need_targets("test"), {"seed": context.seed}
-    )
+def _numbers(context: Context, kind: Kind) -> tuple[Elements, dict[str, Quantity], dict[str, Quantity]]:
+    prediction, targets = context.prediction("test", kind), context.need_targets("test")
+    forecast, y, members = read_numbers("groups", prediction, targets, {"seed": context.seed})
     squared = Quantity((forecast.mean - y).square(), root=True, bounds=(0.0, torch.inf))
     metrics, compared = {"rmse": squared}, {"squared error": squared}
     losses = _if_defined(lambda: forecast.log_losses(y))

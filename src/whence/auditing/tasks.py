@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from whence.errors import BadOption, WhenceError
 from whence.likelihoods import Likelihood, TaskKind
+from whence.report.record.audit import Elements
 from whence.report.record.common import TaskName
 from whence.report.record.sections import PredictedNumber, Probability
 
@@ -26,11 +28,40 @@ class Task:
     has_labels: bool = False  # whether answers are right or wrong
 
     def uncertainty(self, prediction: Any, counted: Tensor | None = None) -> Tensor:
-        """One number for each input, summed over outputs; float64 on the CPU.
+        """One number for each input: summed over outputs, the mean over pixels or tokens; float64 on the CPU.
 
         ``counted``: which positions of its sequence are tokens, bool [N, T].
         """
-        return summed(getattr(prediction, self.measure), counted)
+        return self._by_input(getattr(prediction, self.measure), counted)
+
+    def part(self, prediction: Any, name: str, counted: Tensor | None = None) -> Tensor | None:
+        """``aleatoric`` or ``epistemic``, one number for each input, if there is a split."""
+        try:
+            return self._by_input(getattr(prediction, name), counted)
+        except (WhenceError, AttributeError):
+            return None
+
+    def elements(self, targets: Tensor, tokens: bool = False, images: bool = True) -> Elements | None:
+        """What the scores of these targets count, if not inputs; ``tokens``: whether these are ids of tokens."""
+        if targets.numel() == len(targets):
+            return None
+        if targets.dim() == 2:
+            return "tokens" if tokens and self.dense(targets) else self.columns
+        return "pixels" if images and targets.dim() - (targets.shape[1] == 1) == 3 else "positions"
+
+    def dense(self, values: Tensor) -> bool:
+        """Whether values of N inputs are one for each pixel or token, not for each output."""
+        return values.dim() > 2
+
+    columns: ClassVar[Elements] = "values"  # of targets [N, K]
+
+    def _by_input(self, values: Tensor, counted: Tensor | None) -> Tensor:
+        flat = values.detach().double().cpu()
+        weight = torch.ones_like(flat)
+        if counted is not None and flat.shape[:2] == counted.shape:
+            weight = weight * counted.reshape(*counted.shape, *[1] * (flat.dim() - 2))
+        total = (flat * weight).reshape(len(flat), -1).sum(1)
+        return total / weight.reshape(len(flat), -1).sum(1).clamp(min=1) if self.dense(flat) else total
 
     def outputs(self, prediction: Any) -> int:
         """Number of outputs of the network."""
@@ -41,6 +72,23 @@ class Task:
         if given is not None:
             raise BadOption(f"classes= applies only to classification; this is {self.name}.")
         return None
+
+    def positive_class(self, given: str | int | None, names: Sequence[Any] | None, outputs: int) -> int:
+        """The class that a binary decision looks for, 0 or 1."""
+        if given is None:
+            return 1
+        if not self._decides(outputs):
+            raise BadOption(f"positive={given!r} is for a decision between two classes; this is {self.name}.")
+        known = [] if names is None else list(map(str, names))
+        if str(given) in known:
+            return known.index(str(given))
+        if given in (0, 1) and not isinstance(given, bool):
+            return int(given)
+        raise BadOption(f"positive={given!r} is neither 0 nor 1{f' nor one of {known}' if known else ''}.")
+
+    def _decides(self, outputs: int) -> bool:
+        """Whether an answer is one of two classes."""
+        return False
 
     def describe(self, prediction: Any, i: int, target: Tensor | None, name: Callable[[int], str]) -> dict[str, Any]:
         """The prediction for one input, as fields of a ``ShownInput``."""
@@ -65,6 +113,7 @@ class Labels(Task):
     measure: str = "entropy"
     label: str = "entropy of the prediction (nats)"
     has_labels: bool = True
+    columns: ClassVar[Elements] = "labels"
 
     def class_names(self, given: Sequence[Any] | None, outputs: int) -> tuple[str, ...] | None:
         if given is None:
@@ -76,6 +125,9 @@ class Labels(Task):
 
     def _wanted(self, outputs: int) -> tuple[int, str]:
         return (outputs if outputs > 1 else 2), "labels"
+
+    def _decides(self, outputs: int) -> bool:
+        return outputs == 1
 
     def describe(self, prediction: Any, i: int, target: Tensor | None, name: Callable[[int], str]) -> dict[str, Any]:
         if prediction.probs[i].numel() != 1:
@@ -89,11 +141,19 @@ class Labels(Task):
 class Classes(Labels):
     """One class of several."""
 
+    columns: ClassVar[Elements] = "positions"
+
+    def dense(self, values: Tensor) -> bool:
+        return values.dim() > 1
+
     def outputs(self, prediction: Any) -> int:
         return int(prediction.probs.shape[prediction.class_dim])
 
     def _wanted(self, outputs: int) -> tuple[int, str]:
         return outputs, "classes"
+
+    def _decides(self, outputs: int) -> bool:
+        return outputs == 2
 
     def describe(self, prediction: Any, i: int, target: Tensor | None, name: Callable[[int], str]) -> dict[str, Any]:
         if prediction.probs.dim() != 2:
@@ -124,19 +184,3 @@ TASKS: dict[TaskKind, Task] = {
 
 def task_of(likelihood: Likelihood) -> Task:
     return TASKS[likelihood.task_kind]
-
-
-def summed(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """One number for each input, over its outputs; float64 on the CPU."""
-    flat = values.detach().double().cpu()
-    if counted is not None and flat.shape[:2] == counted.shape:
-        flat = flat * counted.reshape(*counted.shape, *[1] * (flat.dim() - 2))
-    return flat.reshape(len(flat), -1).sum(1)
-
-
-def part_of_uncertainty(prediction: Any, name: str, counted: Tensor | None = None) -> Tensor | None:
-    """``aleatoric`` or ``epistemic``, one number for each input, if there is a split."""
-    try:
-        return summed(getattr(prediction, name), counted)
-    except (WhenceError, AttributeError):
-        return None

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from whence.auditing.data import Examples, token_ids
 from whence.auditing.tasks import Numbers, Task, task_of
 from whence.errors import BadOption
 from whence.likelihoods import Likelihood
 from whence.predictive.links import predict_draws
 from whence.report.formatting import squared
+from whence.report.record.audit import Elements
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,23 @@ class Outputs:
         """The unit of all outputs; None if they have none, or different ones."""
         return self.units[0] if self.units is not None and len(set(self.units)) == 1 else None
 
-    def uncertainty_label(self, task: Task) -> str:
+    def uncertainty_label(self, task: Task, elements: Elements | None = None) -> str:
         """The task's measure of uncertainty in words, with its unit."""
-        return task.label if self.unit is None else f"{task.label} in {squared(self.unit)}"
+        label = task.label
+        if elements in ("pixels", "tokens", "positions"):
+            label = f"mean {label.replace('of the prediction', f'per {elements[:-1]}')}"
+        return label if self.unit is None else f"{label} in {squared(self.unit)}"
 
     def unit_of(self, output: int) -> str | None:
         return None if self.units is None else self.units[output]
+
+
+def elements_of(task: Task, examples: Examples | None) -> Elements | None:
+    """What the scores of a set count, if not inputs: several elements of each."""
+    if examples is None or examples.targets is None:
+        return None
+    images = isinstance(examples.inputs, Tensor) and examples.inputs.dim() == 4
+    return task.elements(examples.targets, token_ids(examples.inputs) is not None, images)
 
 
 TARGET = Outputs(("target",))  # one number without a unit

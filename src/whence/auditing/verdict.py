@@ -8,6 +8,8 @@ from dataclasses import replace
 from whence.auditing.leading_layer import leading_layer, location
 from whence.auditing.next_steps import next_steps
 from whence.auditing.points import Judge
+from whence.numerals import percent
+from whence.report.formatting import quantity
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Tone
 from whence.report.record.convert import tidied
@@ -87,7 +89,11 @@ def overall(points: Iterable[Point]) -> Tone:
 
 def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
     """A summary of the points without numbers."""
-    summaries = SUMMARIES | {"guessing": SUMMARIES["guessing"] | judge.beaten_by_one_class}
+    summaries = {key: dict(words) for key, words in SUMMARIES.items()}
+    if judge.beaten_by_one_class:
+        summaries["guessing"]["poor"] = "is right less often than always giving the most frequent answer"
+    if judge.beaten_detector:
+        summaries["novelty"]["mixed"] = "detects out-of-distribution inputs less well than another detector would"
     known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
     said = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
     good, other = ([words for words, fine in said if fine == wanted] for wanted in (True, False))
@@ -102,7 +108,7 @@ def _listed(items: list[str]) -> str:
 
 
 def _opening(judge: Judge) -> str:
-    network, test = judge.record.network, judge.record.data.test
+    network = judge.record.network
     whole = (
         f"An ensemble of {network.members} networks" if (network.members or 1) > 1 else f"The network ({network.kind})"
     )
@@ -111,10 +117,7 @@ def _opening(judge: Judge) -> str:
     score = accuracy or rmse
     if score is None:
         return f"{words}."
-    one = "label" if accuracy else "value"
-    of = "test input" if test is not None and score.count == test.inputs else f"test {one}"
-    of = f"{score.count:,} {of}{'' if score.count == 1 else 's'}"
+    of = judge.record.data.counted(score.count, "test")
     if accuracy:
-        return f"{words} and classifies {score.value:.1%} of {of} correctly."
-    unit = "" if judge.record.unit is None else f" {judge.record.unit}"
-    return f"{words} and an RMSE of {score.value:.3g}{unit} on {of}."
+        return f"{words} and classifies {percent(score.value)} of {of} correctly."
+    return f"{words} and an RMSE of {quantity(score.value, judge.record.unit)} on {of}."

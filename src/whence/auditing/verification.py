@@ -35,6 +35,11 @@ class Check:
         return f"{self.what}: {sign}. {self.words}"
 
 
+NO_SIGNATURE = (
+    "A digest is not a signature: it shows whether something was changed since it was written, not who wrote it."
+)
+
+
 @dataclass(frozen=True)
 class Verification:
     """Made by :meth:`whence.Audit.verify`. True only if every check that was asked for passed."""
@@ -49,7 +54,7 @@ class Verification:
         return self.passed
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.checks))
+        return "\n".join([*map(str, self.checks), NO_SIGNATURE])
 
     __repr__ = __str__
 

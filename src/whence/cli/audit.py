@@ -12,7 +12,7 @@ import typer
 import whence
 from whence.auditing.tracing import by_command
 from whence.cli import options
-from whence.cli.loading import check_data, load_data, load_groups, load_network
+from whence.cli.loading import check_data, load_data, load_groups, load_network, load_tokens
 from whence.cli.options import DATA, FIT, OUTPUT, REF, argument, option
 from whence.cli.output import INTERRUPTED, Output, check_file, command_line, replace_file, result_folder
 from whence.errors import BadOption
@@ -37,6 +37,12 @@ CURVATURES = "Kind of curvature: auto, ggn, mc, empirical, kfra or hessian."
 RULES = 'Thresholds of the verdict: JSON of some fields of whence.VerdictRules, such as {"ece": 0.02}.'
 QUICK = "A first look in a fraction of the time: sampled curvature, fewer examples, no pruning curve."
 UNITS = "Unit of predicted numbers; several, with commas, if outputs have different ones."
+SCORES = "Score of conformal sets (probability, cumulative) or intervals (normalised, absolute)."
+POSITIVE = "Of two classes the one that a binary decision looks for: its name in --classes, or 0 or 1."
+TOKENS = (
+    "How ids of tokens are shown: a tokenizer, a list of strings, or a function from a list of ids to strings; or a "
+    "vocabulary file, one token in each line or JSON."
+)
 PRIORS = "Prior before tuning: relative, relative:10 (τ = 10), or a number for an isotropic prior."
 
 
@@ -62,6 +68,9 @@ def audit(
     title: options.Title = None,
     unit: Annotated[str | None, option(OUTPUT, "UNIT", UNITS)] = None,
     levels: Annotated[str, option(OUTPUT, "A,B", "Levels of conformal prediction sets and intervals.")] = "0.9,0.95",
+    conformal_score: Annotated[options.ConformalScore | None, option(OUTPUT, "NAME", SCORES)] = None,
+    positive: Annotated[str | None, option(OUTPUT, "NAME", POSITIVE, show_default="the second")] = None,
+    tokens: Annotated[str | None, option(DATA, f"{REF}|FILE", TOKENS)] = None,
     examples: options.Examples = 10_000,
     inputs: Annotated[int, option(OUTPUT, "N", "Number of most uncertain inputs to show.", min=0)] = 12,
     open_page: options.Open = False,
@@ -99,6 +108,8 @@ def audit(
             "rules": options.parse_rules(rules),
             "unit": options.parse_unit(unit),
             "levels": options.parse_levels(levels),
+            "conformal_score": conformal_score and conformal_score.value,
+            "positive": options.parse_positive(positive),
         }
         if save is not None:
             check_file(save, "--save")
@@ -113,6 +124,7 @@ def audit(
             known = resolve_likelihood(settings["likelihood"])[0] if posterior is None else subject.likelihood
             check_data(network, sets, known, place, settings["classes"])
             settings["groups"] = load_groups(groups)
+            settings["tokens"] = load_tokens(tokens)
             data = {"train": None, **{one.name: one.source for one in sets}}
             chosen = {key: value for key, value in settings.items() if value is not None}
             limits = {"examples": examples, "inputs": inputs, "quick": quick, "seed": seed, "device": place}

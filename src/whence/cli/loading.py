@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from whence.auditing.data import Examples, check_targets, read_examples, try_out
 from whence.cli import references
 from whence.cli.output import Output
 from whence.engine import batches
-from whence.errors import BadData, BadFile, WhenceError
+from whence.errors import BadData, BadFile, BadOption, WhenceError
 from whence.functional import Network
 from whence.likelihoods import Categorical, Likelihood
 
@@ -189,6 +190,41 @@ def load_groups(given: list[str] | None) -> dict[str, Any] | None:
 def _are_groups(value: Any) -> bool:
     """Whether a value may be an array of groups, or a mapping of them."""
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, type, nn.Module))
+
+
+TOKENS = "a tokenizer with convert_ids_to_tokens, a list of strings by id, or a function from a list of ids to strings"
+
+
+def load_tokens(given: str | None) -> Any:
+    """How ids of tokens become strings: a reference, or a vocabulary file."""
+    if given is None:
+        return None
+    if ":" not in given:
+        return _vocabulary(Path(given))
+    found = references.resolve(given, "--tokens")
+    if callable(found) and not _are_tokens(found) and not isinstance(found, type) and references.required(found):
+        return found  # a function of ids
+    return references.made(given, "--tokens", _are_tokens, TOKENS)
+
+
+def _are_tokens(value: Any) -> bool:
+    known = hasattr(value, "convert_ids_to_tokens") or isinstance(value, (list, tuple, dict))
+    return known and not isinstance(value, type)
+
+
+def _vocabulary(path: Path) -> list[str]:
+    """One token in each line, or JSON: a list, or an object from tokens to ids as in vocab.json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise BadOption(f"--tokens {path}: expected a vocabulary file or {TOKENS} ({error}).") from error
+    if isinstance(found, dict):
+        by_id = {number: token for token, number in found.items()}
+        if not all(isinstance(number, int) for number in by_id):
+            raise BadOption(f"--tokens {path}: the object must lead from tokens to whole numbers.")
+        return [str(by_id.get(i, f"<{i}>")) for i in range(max(by_id, default=-1) + 1)]
+    return [str(token) for token in found]
 
 
 # Data and network

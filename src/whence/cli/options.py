@@ -89,6 +89,13 @@ class Curvature(StrEnum):
     auto, ggn, mc, empirical, kfra, hessian = "auto", "ggn", "mc", "empirical", "kfra", "hessian"
 
 
+class ConformalScore(StrEnum):
+    """Score of conformal sets and intervals."""
+
+    probability, cumulative = "probability", "cumulative"
+    normalised, absolute = "normalised", "absolute"
+
+
 class PictureFormat(StrEnum):
     """Format of figures."""
 
@@ -199,6 +206,11 @@ def parse_unit(word: str | None) -> str | list[str] | None:
     if word is None or "," not in word:
         return word
     return [part.strip() for part in word.split(",")]
+
+
+def parse_positive(word: str | None) -> str | int | None:
+    """The name of a class, or its index."""
+    return int(word) if word in ("0", "1") else word
 
 
 def parse_levels(word: str) -> list[float]:

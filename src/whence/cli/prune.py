@@ -22,8 +22,9 @@ from whence.cli.output import Output, check_file, replace_file
 from whence.errors import BadFile, BadOption
 from whence.extras.pruning.curve import masked, score
 from whence.extras.pruning.masks import check_fraction
+from whence.numerals import number, percent
 from whence.posteriors.base import WeightPosterior
-from whence.report.terminal.tables import facts, number, percent, whole
+from whence.report.terminal.tables import facts, whole
 
 EPILOG = (
     "[bold]whence prune net.safetensors net.py:model --fraction 0.9 --out small.safetensors[/]\n\n"

@@ -41,7 +41,7 @@ def made(reference: str, option: str, wanted: Callable[[Any], bool], expected: s
         return found
     if not callable(found) or isinstance(found, nn.Module):
         raise BadOption(f"{option}: expected {expected}, but {reference} is {kind(found)}.")
-    needed = _required(found)
+    needed = required(found)
     if needed:
         raise BadOption(
             f"{option}: {reference} cannot be called without arguments (it needs {', '.join(needed)}); "
@@ -80,7 +80,7 @@ def kind(value: Any) -> str:
     return f"{article} {name}{length}"
 
 
-def _required(found: Any) -> list[str]:
+def required(found: Any) -> list[str]:
     """Parameters without a default."""
     try:
         parameters = inspect.signature(found).parameters.values()

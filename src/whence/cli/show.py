@@ -23,8 +23,9 @@ from whence.engine.files import read_meta
 from whence.errors import BadFile, BadOption
 from whence.io import FORMAT, KINDS_OF_DRAWS
 from whence.likelihoods import from_spec
+from whence.numerals import number, percent
 from whence.report import terminal
-from whence.report.terminal.tables import add_row, facts, heading, new_table, number, percent, whole
+from whence.report.terminal.tables import add_row, facts, heading, new_table, whole
 
 EPILOG = (
     "Examples: [bold]whence show whence-demo/audit.json[/], [bold]whence show net.safetensors[/], [bold]whence show "

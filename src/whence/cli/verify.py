@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import whence
-from whence.auditing.verification import Verification, unchanged, verify
+from whence.auditing.verification import NO_SIGNATURE, Verification, unchanged, verify
 from whence.cli import options, references
 from whence.cli.loading import load_data, load_network, read_state
 from whence.cli.options import DATA, REF, argument, option
@@ -91,4 +91,4 @@ def _view(found: Verification, width: int) -> RenderableType:
     failed = sum(not one.passed for one in found.checks)
     count = len(found.checks)
     end = f"All {count} checks passed." if found.passed else f"{failed} of {count} checks did not pass."
-    return Group(*lines, Text(end if count > 1 or failed else "The check passed."))
+    return Group(*lines, Text(end if count > 1 or failed else "The check passed."), Text(NO_SIGNATURE, style="dim"))

@@ -55,6 +55,11 @@ class ExamplesDigest:
             self.rows += one.digest()
         return self
 
+    def ids(self, digits: int = 10) -> tuple[str, ...]:
+        """The first hexadecimal digits of the digest of each example, in their order."""
+        starts = range(0, len(self.rows), SIZE)
+        return tuple(bytes(self.rows[i : i + SIZE]).hex()[:digits] for i in starts)
+
     def hexdigest(self) -> str:
         whole = hashlib.sha256()
         for row in sorted(bytes(self.rows[i : i + SIZE]) for i in range(0, len(self.rows), SIZE)):

@@ -25,7 +25,8 @@ from whence.metrics.elements import (
     squeezed,
     tensor,
 )
-from whence.metrics.intervals import SHARE, Estimate, mean
+from whence.metrics.intervals import SHARE, Estimate
+from whence.metrics.means import mean, share
 from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction
 
 CHUNK = 2**22  # probabilities converted to float64 at once
@@ -34,7 +35,7 @@ CHUNK = 2**22  # probabilities converted to float64 at once
 def accuracy(prediction: Any, targets: ArrayLike, **common: Unpack[ForLabels]) -> Estimate:
     """Share of elements whose most probable class is the true one."""
     found = read_labels("accuracy", prediction, targets, common)
-    return mean("accuracy", found.correct, found.elements, SHARE)
+    return share("accuracy", found.correct, found.elements)
 
 
 def brier(prediction: Any, targets: ArrayLike, **common: Unpack[ForLabels]) -> Estimate:

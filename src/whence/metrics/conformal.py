@@ -21,8 +21,10 @@ from whence.engine.options import Option
 from whence.errors import BadData, BadOption, NotDefined, fraction, notice
 from whence.metrics.classification import read_labels
 from whence.metrics.elements import ArrayLike, Elements, MetricOptions, elements, finite, squeezed, tensor
-from whence.metrics.intervals import SHARE, Estimate, mean
+from whence.metrics.intervals import Estimate
+from whence.metrics.means import share
 from whence.metrics.proportions import coverage_by_chance, share_of
+from whence.numerals import percent
 from whence.predictive.predictions import BinaryPrediction, ClassificationPrediction, CountPrediction
 
 ScoreName = Literal["probability", "cumulative", "normalised", "absolute"]
@@ -160,7 +162,7 @@ class Conformal:
     @property
     def guarantee(self) -> str:
         """What is guaranteed under which assumption, in one sentence."""
-        return self.guaranteed(f"{100 * self.level:g}%")
+        return self.guaranteed(percent(self.level))
 
     def guaranteed(self, level: str) -> str:
         """The same for a level in words."""
@@ -173,7 +175,7 @@ class Conformal:
         }[self.drawn]
         return (
             f"If new inputs and the {self.count:,} validation inputs come from the same source in the same way "
-            f"(exchangeable), the {what}{each} holds the true answer with a probability of at least "
+            f"(exchangeable), the {what}{each} contains the true answer with a probability of at least "
             f"{level}{where}."
         )
 
@@ -239,13 +241,13 @@ class Conformal:
 def held_share(name: str, held: Tensor, members: Elements) -> Estimate:
     """The share of true elements [M], with an exact interval if these are independent.
 
-    In groups: the mean over groups of the share of each, with an interval by a bootstrap of groups.
+    In groups: the mean over groups of the share of each, with the interval of a clustered share.
     """
     if members.group is None:
         found = share_of(name, int(held.sum()), len(held))
         assert found is not None
         return found
-    return mean(name, held.double(), replace(members, weights=_within_groups(members.group)), SHARE)
+    return share(name, held, replace(members, weights=_within_groups(members.group)))
 
 
 # Reading

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from whence.errors import BadData, NotDefined, TooLarge, one_of
 from whence.metrics.elements import Common, MetricOptions, elements, finite
-from whence.metrics.intervals import SHARE, Bounds, Estimate, mean
+from whence.metrics.intervals import SHARE, Bounds, Estimate
+from whence.metrics.means import mean
 from whence.metrics.regression import (
     EmpiricalForecast,
     Forecast,

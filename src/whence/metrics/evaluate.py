@@ -26,7 +26,8 @@ from whence.metrics.elements import (
     squeezed,
     tensor,
 )
-from whence.metrics.intervals import Estimate, mean
+from whence.metrics.intervals import Estimate
+from whence.metrics.means import mean
 from whence.metrics.regression import coverage, crps, interval_score, is_pair, mae, read_numbers, rmse, width
 from whence.metrics.selective import aurc, selective_accuracy
 from whence.predictive.predictions import (

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.errors import notice
-from whence.metrics.elements import ArrayLike, Common, Elements, MetricOptions, elements, tensor
+from whence.metrics.elements import Elements
+from whence.numerals import decimals
 
 Statistic = Callable[[Tensor], Tensor]  # multiplicity of each group [B, G] → values [B]
 Bounds = tuple[float, float]
@@ -91,14 +91,12 @@ class Estimate(float):
 
 
 def _formatter(value: float, low: float, high: float) -> Callable[[float], str]:
-    """The same decimals for all three: three significant digits of the value, two of the interval's width."""
+    """The same decimals for all three."""
     size = abs(value) if value and math.isfinite(value) else max(abs(low), abs(high), 0.0)
-    if not math.isfinite(size) or not (size == 0 or 1e-4 <= size < 1e6):
+    if not math.isfinite(size) or not (size == 0 or 1e-6 <= size < 1e9):
         return lambda number: f"{number:.4g}"
-    decimals = 2 - math.floor(math.log10(size)) if size else 3
-    if math.isfinite(high - low) and high > low:
-        decimals = max(decimals, 1 - math.floor(math.log10(high - low)))
-    return lambda number: f"{number:.{min(max(decimals, 0), 8)}f}"
+    places = decimals(value or size, low, high)
+    return lambda number: f"{0.0 if round(number, places) == 0 else number:.{places}f}"
 
 
 # Estimates
@@ -139,46 +137,10 @@ def bootstrap(
         drawn = torch.cat([statistic(counts) for counts in resamples(elements, per_element)])
         ends = binomial_bound(value, drawn, level, bounds, trials or elements.groups)
         if ends is None:
-            if isinstance(statistic, WeightedMean):
-                left_out = statistic.left_out()
-            else:
-                left_out = jackknife(statistic, elements, per_element)
-            ends = bca(value, drawn, left_out, level)
+            ends = bca(value, drawn, jackknife(statistic, elements, per_element), level)
         return max(ends[0], bounds[0]), min(ends[1], bounds[1])
 
     return estimate(name, value, elements, interval)
-
-
-def mean(name: str, values: Tensor, elements: Elements, bounds: Bounds = UNBOUNDED, root: bool = False) -> Estimate:
-    """The weighted mean of ``values`` [N], or its square root."""
-    sums = elements.sums(values.double(), torch.ones_like(elements.weights))
-    return bootstrap(name, WeightedMean(sums, root), elements, bounds)
-
-
-def mean_of(name: str, values: ArrayLike, bounds: Bounds = UNBOUNDED, **common: Unpack[Common]) -> Estimate:
-    """The mean of any values, with its interval."""
-    given = tensor(values, "values")
-    members = elements(given.shape, MetricOptions.read(name, common), given.device)
-    return mean(name, given.reshape(-1)[members.keep], members, bounds)
-
-
-@dataclass(frozen=True)
-class WeightedMean:
-    """Σ w v / Σ w, or its square root; a ratio of sums, for which leaving out each group is cheap."""
-
-    sums: Tensor  # [G, 2] of w v and of w
-    root: bool = False
-
-    def __call__(self, counts: Tensor) -> Tensor:
-        return self._ratio(counts @ self.sums)
-
-    def left_out(self) -> Tensor:
-        """Values without each group, [G]."""
-        return self._ratio(self.sums.sum(0) - self.sums)
-
-    def _ratio(self, sums: Tensor) -> Tensor:
-        value = sums[:, 0] / sums[:, 1]
-        return value.clamp(min=0).sqrt() if self.root else value
 
 
 # The bootstrap

@@ -8,6 +8,7 @@ Index legend: N scored elements, S draws, B bins.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from whence.errors import NotDefined, whole_number
 from whence.metrics.elements import ArrayLike
+from whence.metrics.intervals import Estimate
 from whence.metrics.regression import (
     DistributionForecast,
     EmpiricalForecast,
@@ -85,6 +87,16 @@ def pit_histogram(values: Tensor, inputs: int, bins: int = 10, level: float = 0.
     counts = torch.bincount((values * bins).long().clamp(max=bins - 1), minlength=bins)
     low, high = _range(inputs, 1 / bins, (1 - level) / bins / 2)
     return PitHistogram(tuple(i / bins for i in range(bins + 1)), tuple(counts.tolist()), low / inputs, high / inputs)
+
+
+def pit_distance(values: Tensor, inputs: int, level: float = 0.95) -> Estimate:
+    """The largest difference of the distribution of the values from the uniform one, with the interval of
+    Dvoretzky, Kiefer, Wolfowitz and Massart (1990, Ann. Probab. 18); ``inputs`` as for :func:`pit_histogram`."""
+    ordered, count = values.double().sort().values, len(values)
+    steps = torch.arange(count + 1, dtype=torch.float64, device=ordered.device) / count
+    found = float(torch.maximum((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
+    reach = math.sqrt(math.log(2 / (1 - level)) / (2 * inputs))
+    return Estimate(found, max(0.0, found - reach), min(1.0, found + reach), level, count, name="pit_distance")
 
 
 def _range(trials: int, share: float, tail: float) -> tuple[int, int]:

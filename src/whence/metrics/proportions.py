@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from whence.metrics.intervals import Estimate
+from whence.metrics.intervals import Estimate, normal_quantile
 
 STEPS = 1000  # of the continued fraction, at most
 TINY = 1e-300
@@ -24,20 +24,31 @@ def share_of(name: str, hits: int, trials: int, level: float = 0.95) -> Estimate
 
 
 def clustered_share(name: str, hits: Tensor, trials: Tensor, level: float = 0.95) -> Estimate | None:
-    """Σ hits / Σ trials of groups [G] whose members are not independent; None without trials.
+    """Σ hits / Σ trials of groups [G] whose members are not independent; None without trials."""
+    total = float(trials.double().sum())
+    if not total:
+        return None
+    low, high = clustered_interval(hits, trials, int(total), level)
+    return Estimate(float(hits.double().sum()) / total, low, high, level, int(total), name=name)
 
-    The exact interval of as many independent trials as would have the variance of the groups (Korn & Graubard 1998,
-    Survey Methodology 24), at most as many as there are trials; of the number of groups if all or none are hits.
+
+def clustered_interval(hits: Tensor, trials: Tensor, most: int, level: float = 0.95) -> tuple[float, float]:
+    """Interval of Σ hits / Σ trials over groups [G], which may be weighted sums.
+
+    The exact interval of as many independent trials as would have the variance of the groups, fewer where that is known
+    from few groups (Korn & Graubard 1998, Survey Methodology 24), ``most`` at most; of the number of groups if all or
+    none are hits.
     """
     hits, trials = hits.double(), trials.double()
     total, groups = float(trials.sum()), int((trials > 0).sum())
-    if not total:
-        return None
     value = float(hits.sum()) / total
     spread = float((hits - value * trials).square().sum()) * groups / max(groups - 1, 1)
-    independent = min(value * (1 - value) * total**2 / spread, total) if spread > 0 else float(groups)
-    low, high = exact_interval(value * independent, independent, level)
-    return Estimate(value, low, high, level, int(total), name=name)
+    independent = float(groups)
+    if spread > 0:
+        tail = (1 + level) / 2
+        few = (normal_quantile(tail) / t_quantile(tail, groups - 1)) ** 2 if most > groups > 1 else 1.0
+        independent = min(few * value * (1 - value) * total**2 / spread, most)
+    return exact_interval(value * independent, independent, level)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -95,6 +106,7 @@ def beta_quantile(share: float, a: float, b: float) -> float:
     return x
 
 
+@functools.lru_cache(maxsize=1024)
 def t_quantile(share: float, freedom: float) -> float:
     """Quantile of Student's t distribution, for shares above one half."""
     x = beta_quantile(2 * (1 - share), freedom / 2, 0.5)

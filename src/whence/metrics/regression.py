@@ -18,7 +18,8 @@ from torch.distributions import Distribution, Independent, Normal, Poisson
 
 from whence.errors import BadData, BadOption, NotDefined, fraction
 from whence.metrics.elements import ArrayLike, Common, Elements, MetricOptions, elements, finite, squeezed, tensor
-from whence.metrics.intervals import SHARE, Estimate, mean, normal_quantile
+from whence.metrics.intervals import Estimate, normal_quantile
+from whence.metrics.means import mean, share
 from whence.predictive.predictions import (
     CountPrediction,
     OutputPrediction,
@@ -55,7 +56,7 @@ def crps(prediction: Any, targets: ArrayLike, *, fair: bool = True, **common: Un
 def coverage(prediction: Any, targets: ArrayLike, *, of: float = 0.95, **common: Unpack[Common]) -> Estimate:
     """Share of targets inside the central interval of probability ``of``, or inside a given pair (low, high)."""
     low, high, y, members = _read_interval("coverage", prediction, targets, of, common)
-    return mean("coverage", ((low <= y) & (y <= high)).double(), members, SHARE)
+    return share("coverage", (low <= y) & (y <= high), members)
 
 
 def width(prediction: Any, targets: ArrayLike | None = None, *, of: float = 0.95, **common: Unpack[Common]) -> Estimate:

@@ -25,7 +25,8 @@ from whence.metrics.elements import (
     per_element,
     tensor,
 )
-from whence.metrics.intervals import SHARE, Estimate, bootstrap, mean
+from whence.metrics.intervals import SHARE, Estimate, bootstrap
+from whence.metrics.means import mean, share
 from whence.tables import Table
 
 Aim = Literal["max_error", "coverage"]
@@ -264,14 +265,18 @@ def _ranked_errors(metric: str, uncertainty: ArrayLike, errors: ArrayLike, commo
 def _measured(ranked: Ranked, threshold: float, aim: Aim, target: float, confidence: float | None) -> Deferral:
     """The rule and its scores on these examples."""
     answered = ranked.uncertainty <= threshold
+    binary = bool(((ranked.errors == 0) | (ranked.errors == 1)).all())
 
     def error(name: str, which: Tensor) -> Estimate | None:
         at = which.nonzero().flatten()
-        return mean(name, ranked.errors[at], ranked.elements.subset(at), SHARE) if len(at) else None
+        if not len(at):
+            return None
+        errors, some = ranked.errors[at], ranked.elements.subset(at)
+        return share(name, errors, some) if binary else mean(name, errors, some, SHARE)
 
     return Deferral(
         threshold=threshold,
-        coverage=mean("coverage", answered.double(), ranked.elements, SHARE),
+        coverage=share("coverage", answered, ranked.elements),
         error=error("error", answered),
         deferred_error=error("deferred_error", ~answered),
         aim=aim,

@@ -74,7 +74,9 @@ def difference(module: nn.Module, pieces: Iterable[Tensor], predict: Any, thresh
         uncertainty_largest=float(spreads.max()),
         usual=float(usual.double().mean()),
         scale=float(scale.double().mean()),
-        deferred=None if threshold is None else _share(above(spread, threshold) != above(usual, threshold)),
+        deferred=None
+        if threshold is None
+        else _share(above(mean, spread, threshold) != above(wanted, usual, threshold)),
     )
     if not found.small:
         notice(f"{found!r}. More draws bring it closer: num_samples=.")

@@ -244,7 +244,7 @@ def _(likelihood: Poisson) -> Builder:
 
 
 class WithDeferral(ServedModule):
-    """Defers inputs whose uncertainty, summed over the outputs, is above the threshold."""
+    """Defers inputs whose uncertainty, summed over outputs or averaged over pixels, is above the threshold."""
 
     def __init__(self, inner: nn.Module, threshold: float) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class WithDeferral(ServedModule):
 
     def forward(self, x: Tensor) -> ServedDeferral:
         found = self.inner(x)
-        return ServedDeferral(found[0], found[1], found[2], above(found[1], self.threshold))
+        return ServedDeferral(found[0], found[1], found[2], above(found[0], found[1], self.threshold))
 
 
 class WithNovelty(ServedModule):
@@ -276,12 +276,15 @@ class WithBoth(ServedModule):
 
     def forward(self, x: Tensor) -> ServedAll:
         found, (score, p_value) = self.inner(x), self.scored(x)
-        return ServedAll(found[0], found[1], found[2], above(found[1], self.threshold), score, p_value)
+        return ServedAll(found[0], found[1], found[2], above(found[0], found[1], self.threshold), score, p_value)
 
 
-def above(uncertainty: Tensor, threshold: float) -> Tensor:
-    """Whether the sum over an input's outputs is above a threshold, [N]."""
-    return uncertainty.reshape(uncertainty.shape[0], -1).sum(1) > threshold
+def above(mean: Tensor, uncertainty: Tensor, threshold: float) -> Tensor:
+    """Whether the sum over an input's outputs, or the mean over its pixels or tokens, is above a threshold, [N]."""
+    of_classes = mean.dim() > uncertainty.dim()
+    by_input = uncertainty.reshape(uncertainty.shape[0], -1)
+    dense = uncertainty.dim() > (1 if of_classes else 2)
+    return (by_input.mean(1) if dense else by_input.sum(1)) > threshold
 
 
 def with_more(module: ServedModule, threshold: float | None, scored: nn.Module | None) -> ServedModule:

@@ -15,6 +15,7 @@ from torch import Tensor
 from whence.engine.memory import remembered
 from whence.errors import BadOption
 from whence.linalg.ratios import PerWeight, Ratio
+from whence.numerals import number
 from whence.recording.blocks import Block, Param
 
 SMALLEST, LARGEST = 1e-30, 1e30  # precisions
@@ -145,11 +146,11 @@ class ByParameter(PriorPrecision):
 
     def describe(self) -> str:
         if self.number is not None:
-            return f"{self.number:.4g}"
+            return number(self.number, 4)
         numbers = [v for v in self.values.values() if not isinstance(v, Tensor)]
         if len(numbers) < len(self.values):
             return "per weight"
-        return f"{min(numbers):.3g} … {max(numbers):.3g}, by parameter"
+        return f"{number(min(numbers))} … {number(max(numbers))}, by parameter"
 
 
 def by_parameter(given: Any, blocks: Sequence[Block]) -> ByParameter:

@@ -23,6 +23,7 @@ from whence.engine.memory import remembered
 from whence.errors import BadOption, NotDefined
 from whence.functional import Network
 from whence.linalg.ratios import PerWeight, Ratio, Separable
+from whence.numerals import number
 from whence.priors.precision import BlockPrior, PriorPrecision, by_layer, positive
 from whence.recording.blocks import Block, Param
 from whence.recording.roles import Role, matrices
@@ -122,7 +123,7 @@ class RelativePrecision(PriorPrecision):
 
     def describe(self) -> str:
         low, high = min(self.taus.values()), max(self.taus.values())
-        return f"Relative(τ = {low:.4g})" if low == high else f"Relative(τ = {low:.3g} … {high:.3g} by layer)"
+        return f"Relative(τ = {number(low)}{'' if low == high else f' … {number(high)} by layer'})"
 
 
 @remembered

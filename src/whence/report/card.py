@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from whence.report.formatting import minus
+from whence.numerals import minus
 from whence.report.record.audit import AuditRecord, DeferralRule, Metric
 from whence.report.record.common import Estimate
 

@@ -19,6 +19,7 @@ from whence.report.compared_tables import Row, Tables, compared_tables
 from whence.report.page.render import Record, pictures_page
 from whence.report.record.common import Header
 from whence.report.record.comparison import Compared, ComparisonRecord
+from whence.report.record.scores import InputScores
 from whence.report.record.sections import Profile, WeightMap
 
 FORMATS = ("png", "svg")
@@ -60,6 +61,9 @@ def _collect(value: Any, place: str, before: Row, found: Tables) -> None:
     if isinstance(value, Profile):
         found[f"{place}.shares"] = list(_profile(value))
         return
+    if isinstance(value, InputScores):
+        found[place] = list(_scores(value))
+        return
     if isinstance(value, Compared):
         found |= {f"{place}.{name}".lstrip("."): rows for name, rows in compared_tables(value).items()}
         if isinstance(value, ComparisonRecord):
@@ -79,6 +83,21 @@ def _collect(value: Any, place: str, before: Row, found: Tables) -> None:
                 _collect(inside, name, before, found)
         else:
             _values(inside, name, before, found)
+
+
+def _scores(value: InputScores) -> Iterator[Row]:
+    """One row for each test input, with the scores of every network."""
+    networks = {name: getattr(value, name) for name in ("plain", "recalibrated", "bayesian")}
+    columns = {
+        f"{network}_{one.name}": column
+        for network, scores in networks.items()
+        if scores is not None
+        for one in fields(scores)
+        if (column := getattr(scores, one.name)) is not None
+    }
+    for place, identity in enumerate(value.ids):
+        counted = {} if value.counts is None else {"counted": value.counts[place]}
+        yield {"input": place, "id": identity, **counted, **{name: column[place] for name, column in columns.items()}}
 
 
 def _values(value: Any, name: str, before: Row, found: Tables) -> None:

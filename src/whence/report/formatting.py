@@ -1,40 +1,9 @@
-"""Numbers as text, for the page and in part for the terminal."""
+"""Estimates, times and sizes as text, for the page and the terminal."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from whence.metrics import Estimate as Measured
+from whence.numerals import NONE, decimals, is_number, minus, number, percent, points
 from whence.report.record.common import Estimate
-
-NONE = "–"
-LONG = 16  # longest list that is printed
-
-
-def number(value: Any, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits, or a list of them; a dash for None."""
-    if isinstance(value, list | tuple):
-        return ", ".join(number(item, digits) for item in value)
-    if not _is_number(value):
-        return NONE if value is None or isinstance(value, float) else str(value)
-    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
-        return minus(f"{int(value):,}")
-    size = abs(value)
-    if size < 1e-4 or size >= 1e6:
-        return minus(f"{value:.{digits - 1}e}")
-    return minus(_trimmed(f"{value:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"))
-
-
-def percent(value: Any, digits: int = 3) -> str:
-    """A fraction as a percentage, with at most three decimals."""
-    if not _is_number(value):
-        return NONE
-    scaled = 100.0 * float(value)
-    decimals = 0 if not scaled else min(3, max(0, digits - 1 - math.floor(math.log10(abs(scaled)))))
-    text = _trimmed(f"{scaled:.{decimals}f}")
-    return minus("0" if text == "-0" else text) + "%"
 
 
 def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
@@ -43,14 +12,37 @@ def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
         return NONE, ""
     if value.low is None or value.high is None:
         return percent(value.value) if part else number(value.value), ""
-    scale = 100.0 if part else 1.0
-    first, interval = minus(str(Measured(scale * value.value, scale * value.low, scale * value.high))).split(" ", 1)
-    return first + "%" * part, interval
+    if part:
+        width = 100 * (value.high - value.low)
+        places = 1 if width >= 0.5 or width <= 0 else min(3, decimals(0.0, 0.0, width))
+        shown = [f"{100 * end:,.{places}f}" for end in (value.value, value.low, value.high)]
+        return minus(f"{shown[0]}%"), minus(f"[{shown[1]}, {shown[2]}]")
+    return _with_decimals(value, decimals(value.value, value.low, value.high))
+
+
+def points_estimate(value: Estimate | None, plus: bool = True) -> tuple[str, str]:
+    """A difference of shares and its interval, in percentage points."""
+    if value is None or value.value is None:
+        return NONE, ""
+    if value.low is None or value.high is None:
+        return points(value.value, signed=plus), ""
+    return points(value.value, signed=plus), f"[{points(value.low)}, {points(value.high)}]"
+
+
+def _with_decimals(value: Estimate, places: int) -> tuple[str, str]:
+    ends = (value.value or 0.0, value.low or 0.0, value.high or 0.0)
+    shown = [minus(f"{0.0 if round(end, places) == 0 else end:,.{places}f}") for end in ends]
+    return shown[0], f"[{shown[1]}, {shown[2]}]"
+
+
+def quantity(value: float | None, unit: str | None = None) -> str:
+    """A number with its unit."""
+    return f"{number(value)}{f' {unit}' if unit else ''}"
 
 
 def duration(seconds: float | None) -> str:
     """Seconds, or minutes and seconds."""
-    if not _is_number(seconds):
+    if not is_number(seconds):
         return NONE
     assert seconds is not None
     if seconds < 60:
@@ -76,23 +68,9 @@ def size(count: float | None) -> str:
     return f"{count:.3g} GB"
 
 
-def flat(numbers: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Nested numbers as rows of a name and a text; long lists as their length."""
-    rows = []
-    for key, value in numbers.items():
-        name = f"{before}{key}".replace("_", " ")
-        if isinstance(value, Mapping):
-            rows += flat(value, f"{name}, ")
-        elif isinstance(value, list | tuple) and len(value) > LONG:
-            rows.append((name, f"{len(value)} values"))
-        else:
-            rows.append((name, number(value)))
-    return rows
-
-
 def significant(value: float | None, digits: int = 4) -> float | int | None:
     """A number rounded to ``digits`` significant digits, as an int where possible to be short in JSON."""
-    if value is None or not _is_number(value):
+    if value is None or not is_number(value):
         return None
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
@@ -103,25 +81,6 @@ def squared(unit: str) -> str:
     return f"{unit}²" if unit.isalpha() else f"({unit})²"
 
 
-def signed(value: float, plus: bool = False, form: str = "g") -> str:
-    """A number with a true minus sign, and optionally a plus sign."""
-    return minus(format(value, ("+" if plus else "") + form))
-
-
 def shortened(text: str, most: int = 26) -> str:
     """Shorten a long name to its end, which distinguishes layers."""
     return text if len(text) <= most else "…" + text[1 - most :]
-
-
-def minus(text: str) -> str:
-    """Replace hyphens by minus signs."""
-    return text.replace("-", "−")
-
-
-def _trimmed(text: str) -> str:
-    """Remove trailing zeros of decimals."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
+from whence.numerals import area, number, percent
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
 from whence.where.examined import FACTORS, Examined, examined
@@ -117,7 +119,9 @@ def _uncertainty(prediction: Any) -> Tensor:
 
 
 def _change(few: dict[str, float], whole: dict[str, float]) -> str:
-    return ", ".join(f"{label} {whole[k]:.4g} → {few[k]:.4g}" for k, label in LABELS.items() if k in whole)
+    shown: dict[str, Callable[[float], str]] = {"ece": percent, "ood_auroc": area}
+    rows = [(label, shown.get(k, number), few[k], whole[k]) for k, label in LABELS.items() if k in whole]
+    return ", ".join(f"{label} {show(some)} (all layers: {show(every)})" for label, show, some, every in rows)
 
 
 def _last_layer(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Answer:
@@ -128,11 +132,14 @@ def _last_layer(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Ans
     explained = 1 - float(sums.variance[index] / sums.prior[index])
     few = scorer.scores([last])
     words = (
-        f"{_enough(share, few, whole)}: {last!r} contributes {share:.1%} of the variance (training reduced its prior "
-        f"variance by {explained:.0%}). With it alone: {_change(few, whole)}."
+        f"{_enough(share, few, whole)}: `{last}` contributes {percent(share)} of the variance, and training reduced "
+        "its "
+        f"prior variance by {percent(explained, 0)}. With its weights alone uncertain, {len(scorer.y):,} test inputs "
+        "have "
+        f"{_change(few, whole)}."
     )
     if few["nll"] < whole["nll"] - SAME_NLL:
-        words += " It predicts better alone, so the prior of the other layers may be too weak; use tune()."
+        words += " It predicts better alone, so the prior of the other layers may be too weak; tune it."
     numbers = {"layer": last, "share": share, "explained": explained, "whole": whole, "last_layer": few}
     return Answer("Is it enough to treat only the last layer as Bayesian?", words, numbers)
 
@@ -153,11 +160,16 @@ def _fewest_layers(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> 
     chosen = [inside.names[i] for i in sorted(order[:needed].tolist())]
     few = scorer.scores(chosen)
     weights = sum(b.size for b in posterior.blocks if b.name in chosen) / posterior.parameters
-    named = ", ".join(map(repr, chosen[:NAMED])) + (f" and {needed - NAMED} more" if needed > NAMED else "")
-    words = (
-        f"{needed} of {len(inside.names)}: {named}, with {weights:.1%} of the weights. Predicting with them "
-        f"alone gives {_change(few, whole)}."
+    named = ", ".join(f"`{name}`" for name in chosen[:NAMED]) + (
+        f" and {needed - NAMED} more" if needed > NAMED else ""
     )
+    words = (
+        f"{needed} of {len(inside.names)}: {named}, with {percent(weights)} of the weights. With these alone "
+        "uncertain, "
+        f"{len(scorer.y):,} test inputs have {_change(few, whole)}."
+    )
+    if needed == len(inside.names):
+        words = f"All {needed} of them."
     numbers = {"layers": chosen, "share": float(share[order[:needed]].sum()), "weights": weights, "kept": few}
     return Answer(f"Which layers cover {COVER:.0%} of the predictive variance?", words, numbers)
 
@@ -173,12 +185,14 @@ def _unidentified(posterior: Laplace) -> Answer:
         dead[block.name] = (mean < UNIDENTIFIED).nonzero().flatten().tolist()
     least = min(layers, key=layers.__getitem__)
     places = sorted(((len(units), name) for name, units in dead.items() if units), reverse=True)
-    where = ", ".join(f"{number} in {name!r}" for number, name in places[:NAMED])
+    where = ", ".join(f"{count:,} in `{name}`" for count, name in places[:NAMED])
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     words = (
-        f"{sum(map(len, dead.values()))} of {total} units are identified less than {UNIDENTIFIED:.0%}"
-        f"{': ' + where if where else ''}. The least identified layer is {least!r} (mean {layers[least]:.2g}). "
-        "Whether weights can be removed is another question: prune_curve measures it on test data."
+        f"In {sum(map(len, dead.values())):,} of {total:,} units training reduced the variance of the weights by less "
+        f"than {percent(UNIDENTIFIED)}{': ' + where if where else ''}. The layer where it reduced it least is "
+        f"`{least}` "
+        f"({percent(layers[least])} on average). Whether weights can be removed is another question, which a pruning "
+        "curve answers."
     )
     return Answer("Which layers or units stayed unidentified?", words, {"identified": layers, "units": dead})
 
@@ -191,11 +205,14 @@ def _prior(examined: Examined) -> Answer:
     from_prior = float((sums.variance_share - sums.prior_share).abs().sum()) / 2
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())
     words = (
-        f"Training reduced the prior variance by {explained:.0%}. Shares differ from those of the prior alone by "
-        f"{from_prior:.0%} of the variance; a prior ten times weaker or stronger changes them by up to {moved:.0%}."
+        f"Training reduced the prior variance by {percent(explained, 0)}. Compared with the shares under the prior "
+        "alone, "
+        f"{percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger moves up "
+        "to "
+        f"{percent(moved, 0)} of the variance to other layers."
     )
     numbers = {"explained": explained, "from_prior": from_prior, "moved": moved}
-    return Answer("How much of the answer is the prior?", words, numbers)
+    return Answer("How much do the shares depend on the prior?", words, numbers)
 
 
 def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
@@ -206,15 +223,16 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     most = int(drop.argmax())
     place = "the same layers" if moved < 0.1 else "other layers"
     falls = (
-        f"Explained falls most in {inside.names[most]!r}, from {float(explained[0][most]):.0%} to "
-        f"{float(explained[1][most]):.0%}"
+        f"The part of the prior variance that training explains falls most in `{inside.names[most]}`, from "
+        f"{percent(float(explained[0][most]), 0)} to {percent(float(explained[1][most]), 0)}"
         if float(drop[most]) > 0.01
-        else "Explained does not fall in any layer"
+        else "The part of the prior variance that training explains does not fall in any layer"
     )
     ratio = float(outside.total.mean() / inside.total.mean().clamp(min=TINY))
     words = (
-        f"It comes from {place}: {moved:.0%} of the variance shifts between layers. {falls}; the mean variance is "
-        f"{ratio:.2g} times that of test inputs."
+        f"It comes from {place}: {percent(moved, 0)} of the variance moves between layers. {falls}; the mean variance "
+        "of "
+        f"{len(outside.total):,} novel inputs is {number(ratio, 2)} times that of {len(inside.total):,} test inputs."
     )
     numbers = {
         "moved": moved,

@@ -103,12 +103,12 @@ def _every(posterior: Laplace, sets: Sequence[Any], train: Any, reference: Any) 
     return found
 
 
-def table_of(scores: Sequence[Mapping[str, Tensor]]) -> DetectorTable:
+def table_of(scores: Sequence[Mapping[str, Tensor]], seed: int = 0) -> DetectorTable:
     """The table from the scores of every detector, inside and outside."""
     within, beyond = scores
     rows = []
     for name, values in within.items():
-        found = detection(values, beyond[name])
+        found = detection(values, beyond[name], seed=seed)
         rows.append(DetectorRow(name, found["auroc"], found["fpr95"]))
     rows.sort(key=lambda row: -row.auroc)
     return DetectorTable(tuple(rows), len(within["variance"]), len(beyond["variance"]))

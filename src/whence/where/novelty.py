@@ -25,6 +25,7 @@ from torch import Tensor
 from whence.engine.batches import bare
 from whence.errors import BadData, BadOption, NotDefined, Notice, explains_keywords, notice
 from whence.labels import argument_names
+from whence.numerals import p_value
 from whence.posteriors.base import require_posterior
 from whence.predictive.linearised_draws import Probes, check_probes
 from whence.tables import SHORT, Table, html, text
@@ -75,26 +76,27 @@ class Novelty:
         most = int(by_layer.argmin())
 
         def named(layer: int) -> str:
-            return f"{self.names[layer]!r} (p = {float(by_layer[layer]):.2g})"
+            return f"`{self.names[layer]}` (p = {p_value(float(by_layer[layer]))})"
 
         if p > level:
             return f"input {index} {self._not_novel(p, float(by_layer[most]), self.names[most], level)}"
         below = (by_layer <= level).nonzero().flatten().tolist()
         if not below:
-            return f"input {index} differs from the training data (p = {p:.2g}) overall, but in no single layer."
-        places = f"first in {named(below[0])}" + (f", most in {named(most)}" if most != below[0] else "")
+            return f"input {index} differs from the training data over all layers (p = {p_value(p)}), in no single one."
+        words = f"input {index} differs from the training data (p = {p_value(p)}), most in {named(most)}."
+        if most != below[0]:
+            words += f" The earliest layer that notices it is {named(below[0])}."
         others = len(below) - len({below[0], most})
-        more = f", and in {others} more {'layer' if others == 1 else 'layers'}" if others else ""
-        return f"input {index} differs from the training data (p = {p:.2g}): {places}{more}."
+        return words + (f" {others} more {'layer notices' if others == 1 else 'layers notice'} it." if others else "")
 
     def _not_novel(self, p: float, smallest: float, layer: str, level: float) -> str:
         """``smallest`` is the p-value of a layer, which counts if it is small for the smallest of so many."""
         corrected = min(1.0, smallest * len(self.names))  # Bonferroni
         if corrected > level:
-            return f"is not significantly novel by layer (p = {p:.2g})."
+            return f"does not differ significantly from the training data (p = {p_value(p)})."
         return (
-            f"differs from the training data in {layer!r} (p = {corrected:.2g}, corrected for {len(self.names)} layers)"
-            f" but not over all layers together (p = {p:.2g})."
+            f"differs from the training data in `{layer}` (p = {p_value(corrected)}, corrected for {len(self.names)} "
+            f"layers), but not significantly over all layers together (p = {p_value(p)})."
         )
 
     def describe(self, level: float = 0.01) -> str:

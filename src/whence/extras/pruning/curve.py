@@ -20,7 +20,7 @@ from whence.extras.pruning.masks import Pieces, PruningPlan, UnitsOption, check_
 from whence.functional import Network
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from whence.metrics import accuracy, nll, rmse
-from whence.metrics.intervals import mean_of
+from whence.metrics.means import mean_of
 from whence.posteriors.base import WeightPosterior
 from whence.recording.selection import Layers
 from whence.tables import Table, html_of, text

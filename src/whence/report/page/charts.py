@@ -10,11 +10,11 @@ from whence.errors import need
 from whence.report.formatting import shortened, significant
 from whence.report.page.names import LISTED
 from whence.report.page.theme import COLOURS as CYCLE
-from whence.report.record.audit import AuditRecord, Deferral, Uncertainties
+from whence.report.record.audit import Deferral
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
-from whence.report.record.comparison import Compared, LayersOfMethods, Method, UncertaintyOfMethods
-from whence.report.record.difference import DiffRecord
+from whence.report.record.comparison import Method
 from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
+from whence.report.uncertainty import Shown
 
 T = TypeVar("T")
 Chart = dict[str, Any]
@@ -76,65 +76,6 @@ def pairs(both: PlainAndBayesian[T]) -> list[tuple[Look, T]]:
     return [(BAYESIAN, both.bayesian), (PLAIN, both.plain)]
 
 
-def audit_charts(record: AuditRecord) -> dict[str, Chart]:
-    """The charts with data in the record, by the id of their element on the page."""
-    quality, deferral, novelty = record.quality, record.deferral, record.novelty
-    found: dict[str, Chart] = {}
-    if quality and quality.reliability:
-        found["reliability"] = reliability(pairs(quality.reliability))
-    if quality and quality.uncertainty:
-        found["uncertainty"] = uncertainties(quality.uncertainty)
-    if deferral and deferral.curve and has_errors(pairs(deferral.curve)):
-        found["deferral-curve"] = deferral_curve(deferral)
-    if novelty and novelty.sets:
-        found["novelty-layers"] = novelty_layers(novelty)
-        found["novelty-p"] = p_values(novelty)
-    if record.pruning and record.pruning.rows:
-        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit)
-    if record.sensitivity:
-        found["sensitivity-curve"] = sensitivity_curve(record.sensitivity)
-    return found | (comparison_charts(record.comparison) if record.comparison else {})
-
-
-def comparison_charts(record: Compared) -> dict[str, Chart]:
-    """The charts of a comparison."""
-    looks, layers = looks_of(record.methods), record.layers
-    rejection = list(zip(looks, record.rejection or (), strict=False))
-    found: dict[str, Chart] = {}
-    if any(record.reliability or ()):
-        found["reliability"] = reliability(zip(looks, record.reliability or (), strict=True))
-    if record.uncertainty and record.uncertainty.test:
-        found["uncertainty"] = uncertainty_of_methods(record.uncertainty, looks)
-    if has_errors(rejection):
-        found["rejection"] = rejection_curves(rejection, "error of kept inputs", record.has_labels, marks=True)
-    if layers and any(layers.share):
-        found["shares"] = layer_bars(layers, looks)
-    if layers and any(layers.explained):
-        lowest = min((v for row in layers.explained for v in row or () if v is not None), default=0.0)
-        range_ = [min(-0.05, lowest - 0.05), 1.05]
-        found["explained"] = layer_marks(layers, layers.explained, looks, {**axis("explained"), "range": range_})
-    if layers and any(layers.activations):
-        x = {**axis("disagreement"), "rangemode": "tozero", "tickformat": "~g"}
-        found["activations"] = layer_marks(layers, layers.activations, looks, x)
-    return {f"compared-{name}-chart": chart for name, chart in found.items()}
-
-
-def difference_charts(record: DiffRecord) -> dict[str, Chart]:
-    """The layers' shares in two audits."""
-    rows = [row for row in record.layers if row.old_share is not None or row.new_share is not None]
-    if not rows:
-        return {}
-    traces = [
-        {"type": "bar", "orientation": "h", "name": name, "marker": {"color": colour},
-         "x": column(rows, field), "y": [plain_text(shortened(row.name)) for row in rows],
-         "hovertemplate": "%{y}: %{x:.1%}"}
-        for name, field, colour in (("old", "old_share", SETS["reference"]), ("new", "new_share", COLOURS[0]))
-    ]  # fmt: skip
-    x = {**axis("share of the variance"), "tickformat": ".0%"}
-    y = {**axis(""), "autorange": "reversed", "type": "category"}
-    return {"changed-shares": figure(traces, barmode="group", xaxis=x, yaxis=y, legend={"traceorder": "normal"})}
-
-
 # Parts of charts
 
 
@@ -194,7 +135,7 @@ def reliability(curves: Curves[Bins]) -> Chart:
         traces.append(
             {"x": column(bins, "confidence"), "y": hits, "error_y": whiskers, "mode": "lines+markers",
              "customdata": column(bins, "count"), **look.style(),
-             "hovertemplate": "confidence %{x:.0%}, accuracy %{y:.1%}<br>%{customdata} inputs"}
+             "hovertemplate": "confidence %{x:.0%}, accuracy %{y:.1%}<br>n = %{customdata}"}
         )  # fmt: skip
     axes = {"xaxis": percentages("confidence"), "yaxis": percentages("accuracy")}
     return figure(traces, shapes=[diagonal], **axes)
@@ -205,7 +146,7 @@ def above(values: Numbers) -> Chart:
     return {"x": rounded(values), "y": [significant(1 - i / len(values)) for i in range(len(values))]}
 
 
-def uncertainties(found: Uncertainties) -> Chart:
+def uncertainties(found: Shown) -> Chart:
     """The share of inputs whose uncertainty exceeds a value: thin for test data, thick for out-of-distribution data."""
     traces = []
     for curves, words, width in ((found.test, DATA["test"], 1.5), (found.ood, DATA["ood"], 3.5)):
@@ -213,10 +154,14 @@ def uncertainties(found: Uncertainties) -> Chart:
             style = look.style(shape="hv", width=width) | {"name": f"{words}, {look.name}"}
             traces.append({**above(values), "mode": "lines", **style, "hovertemplate": "%{y:.0%} above %{x:.3g}"})
     y = percentages("share of inputs above it")
-    return figure(traces, xaxis=axis(plain_text(found.label)), yaxis=y)
+    return figure(traces, xaxis=_uncertainty_axis(found), yaxis=y)
 
 
-def uncertainty_of_methods(found: UncertaintyOfMethods, looks: list[Look]) -> Chart:
+def _uncertainty_axis(found: Shown) -> Chart:
+    return {**axis(plain_text(found.label)), "tickformat": "~g", **({"type": "log"} if found.log else {})}
+
+
+def uncertainty_of_methods(found: Shown, looks: list[Look]) -> Chart:
     """The same for methods; the legend shows each method once, and explains thin and thick lines."""
     sets = [(found.test, DATA["test"], {"dash": "dot", "width": 1.5})]
     sets += [(found.ood, DATA["ood"], {"dash": "solid", "width": 3})] if found.ood else []
@@ -233,7 +178,7 @@ def uncertainty_of_methods(found: UncertaintyOfMethods, looks: list[Look]) -> Ch
     for _, words, line in sets if len(sets) > 1 else []:
         traces.append({"x": [None], "y": [None], "mode": "lines", "name": words, "line": {"color": "#888888", **line},
                        "hoverinfo": "skip"})  # fmt: skip
-    return figure(traces, xaxis=axis(plain_text(found.label)), yaxis=percentages("share of inputs above it"))
+    return figure(traces, xaxis=_uncertainty_axis(found), yaxis=percentages("share of inputs above it"))
 
 
 def has_errors(curves: Curves[RejectionCurve]) -> bool:
@@ -244,23 +189,26 @@ def has_errors(curves: Curves[RejectionCurve]) -> bool:
 def deferral_curve(deferral: Deferral) -> Chart:
     """Error of the inputs that the network answers, against their share."""
     assert deferral.curve is not None
-    return rejection_curves(pairs(deferral.curve), plain_text(deferral.error) + " of kept inputs", deferral.is_rate)
+    title = f"{plain_text(deferral.error)} of the answered"
+    return rejection_curves(pairs(deferral.curve), title, deferral.is_rate, of=deferral.answers)
 
 
-def rejection_curves(curves: Curves[RejectionCurve], title: str, rate: bool, marks: bool = False) -> Chart:
-    """Error of the kept inputs, against their share."""
+def rejection_curves(
+    curves: Curves[RejectionCurve], title: str, rate: bool, marks: bool = False, of: str = "inputs"
+) -> Chart:
+    """Error of the answered inputs, against their share."""
     traces = []
     for look, curve in curves:
         if curve:
             style: Chart = {"mode": "lines+markers" if marks else "lines", **look.style()}
             style |= {"cliponaxis": False} if marks else {}
             style["marker"]["maxdisplayed"] = POINTS
-            hover = "keeps %{x:.0%}: %{y:" + (".1%" if rate else ".3g") + "}"
+            hover = "answers %{x:.0%}: %{y:" + (".1%" if rate else ".3g") + "}"
             traces.append(
                 {"x": rounded(curve.coverage), "y": rounded(curve.error), **style, "hovertemplate": hover}
             )  # fmt: skip
     y = {**axis(title), "rangemode": "tozero", **({"tickformat": "~%"} if rate else {})}
-    return figure(traces, xaxis=percentages("share of inputs kept"), yaxis=y)
+    return figure(traces, xaxis=percentages(f"share of {of} answered"), yaxis=y)
 
 
 # Novelty, pruning, sensitivity
@@ -318,7 +266,7 @@ def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None) -> Cha
              "name": plain_text(CRITERIA.get(by, by)), "line": {"dash": "solid" if by == "snr" else "dot"},
              "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
         )  # fmt: skip
-    y = {**axis(name), "tickformat": ".0%"} if score == "accuracy" else axis(plain_text(name))
+    y = {**axis(name), "tickformat": "~%"} if score == "accuracy" else axis(plain_text(name))
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 
@@ -344,55 +292,5 @@ def _shares_by_factor(name: str, rows: list[Sensitivity]) -> Chart:
     return {
         "x": column(rows, "factor"), "y": column(rows, "variance_share"), "mode": "lines+markers",
         "name": plain_text(shortened(name)), "customdata": column(rows, "explained"),
-        "hovertemplate": "prior × %{x:g}: share %{y:.1%}, explained %{customdata:.2f}",
+        "hovertemplate": "prior × %{x:g}: share %{y:.1%}, explained %{customdata:.1%}",
     }  # fmt: skip
-
-
-# Layers of several methods
-
-
-def layers_with(layers: LayersOfMethods, rows: Sequence[Numbers | None]) -> list[int]:
-    """Indices of the layers that have the quantity in any method."""
-    known = [row for row in rows if row is not None]
-    return [i for i in range(len(layers.names)) if any(row[i] is not None for row in known)]
-
-
-def layer_bars(layers: LayersOfMethods, looks: list[Look]) -> Chart:
-    """Shares of the variance, the methods side by side in each layer."""
-    places = layers_with(layers, layers.share)
-    names, traces = _axis_names([layers.names[i] for i in places]), []
-    for look, found, spread in zip(looks, layers.share, layers.error, strict=True):
-        if found is None:
-            continue
-        error = [significant(spread[i]) for i in places] if spread else None
-        bars = {"type": "data", "array": error, "thickness": 1.5, "width": 3, "color": look.colour}
-        traces.append(
-            {"type": "bar", "orientation": "h", "x": rounded(found[i] for i in places), "y": names,
-             "name": plain_text(look.name), "error_x": bars if error else None,
-             "marker": {"color": look.faint, "line": {"width": 0}}, "customdata": error or [None] * len(places),
-             "hovertemplate": "%{y}: %{x:.1%}" + (" ± %{customdata:.1%}" if error else "")}
-        )  # fmt: skip
-    x = {**axis("share of the variance"), "tickformat": "~%", "rangemode": "tozero"}
-    return figure(traces, barmode="group", bargap=0.28, xaxis=x, yaxis=LAYER_AXIS, legend={"traceorder": "normal"})
-
-
-def layer_marks(layers: LayersOfMethods, rows: Sequence[Numbers | None], looks: list[Look], x: Chart) -> Chart:
-    """One value per layer and method, as marks on one line per layer."""
-    names = _axis_names(layers.names)
-    traces = [
-        {"x": rounded(values), "y": names, "mode": "markers", "name": plain_text(shortened(look.name)),
-         "marker": {"color": look.colour, "symbol": look.symbol, "size": 10, "opacity": 0.9},
-         "cliponaxis": False, "hovertemplate": "%{y}: %{x:.3g}"}
-        for look, values in zip(looks, rows, strict=True)
-        if values is not None
-    ]  # fmt: skip
-    return figure(traces, xaxis=x, yaxis=LAYER_AXIS, showlegend=False)
-
-
-LAYER_AXIS = {"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6}
-
-
-def _axis_names(names: Sequence[str]) -> list[str]:
-    """Names of layers for an axis: shortened, but distinct."""
-    short = [plain_text(shortened(name)) for name in names]
-    return short if len(set(short)) == len(short) else [plain_text(name) for name in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from whence.errors import need
+from whence.numerals import number
 from whence.report.page import theme
 from whence.report.record.common import Grid
 from whence.report.record.dense import DenseMaps, Token
@@ -18,8 +20,10 @@ from whence.report.record.sections import ShownInput
 
 STEPS = 101  # of a colour scale
 NAMED = 8  # classes in the key of a map
-LEAST = 1e-3  # of the largest uncertainty: below it, a map of its epistemic part would show rounding errors
+LEAST = 0.01  # of the largest uncertainty: a part that is smaller everywhere has no map
 UNKNOWN = (154, 160, 168)
+RIGHT, WRONG = (238, 240, 243), (190, 40, 20)
+ERRORS = (("#be2814", "wrong"), ("#eef0f3", "right"))
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Scales:
     """The largest values over all inputs shown, so that their colours can be compared."""
 
     total: float
-    epistemic: float
+    epistemic: float | None  # None if it is nowhere known
     wrong: float
     token: float
     classes: tuple[int, ...]  # that are predicted anywhere
@@ -51,13 +55,25 @@ class Scales:
         tokens = [token.uncertainty or 0.0 for one in shown for token in one.tokens or ()]
         predicted = {int(v) for one in maps for line in one.predicted for v in line if v is not None}
         total = _largest(one.total for one in maps)
+        parts = [one.epistemic for one in maps if one.epistemic is not None]
         return cls(
             total,
-            max(_largest(one.epistemic for one in maps if one.epistemic is not None), LEAST * total),
+            _largest(parts) if parts else None,
             _largest(one.wrong for one in maps if one.wrong is not None),
             max(tokens, default=0.0) or 1.0,
             tuple(sorted(predicted)) if any(one.kind == "classes" for one in maps) else (),
         )
+
+    least_part = LEAST
+
+    @property
+    def has_parts(self) -> bool:
+        return self.epistemic is not None
+
+    @property
+    def shows_parts(self) -> bool:
+        """Whether the part from the weights is large enough anywhere for a map."""
+        return self.epistemic is not None and self.epistemic >= LEAST * self.total
 
 
 def _largest(grids: Iterable[Grid]) -> float:
@@ -67,14 +83,16 @@ def _largest(grids: Iterable[Grid]) -> float:
 def pictures(found: DenseMaps, scales: Scales) -> list[Picture]:
     """Predicted, total uncertainty, its epistemic part, errors."""
     made = [_predicted(found, scales)]
-    name = "entropy (nats)" if found.kind == "classes" else found.measure
-    made.append(_scaled("uncertainty", f"Map of the {name}", found.total, scales.total))
-    if found.epistemic is not None:
-        made.append(_scaled("from weights", "Map of its epistemic part", found.epistemic, scales.epistemic))
-    if found.wrong is not None:
-        high = 1.0 if found.kind == "classes" else scales.wrong
-        label = "errors" if found.mistakes is None else f"errors: {found.mistakes:,} of {found.pixels:,}"
-        made.append(_scaled(label, "Map of the errors", found.wrong, high))
+    labels = found.kind == "classes"
+    name = "entropy (nats)" if labels else "predicted standard deviation"
+    made.append(_scaled(name, f"Map of the {name}", found.total, scales.total, not labels))
+    if found.epistemic is not None and scales.epistemic is not None and scales.shows_parts:
+        words = "from weights (nats)" if labels else "from weights"
+        made.append(_scaled(words, "Map of the part from weights", found.epistemic, scales.epistemic, not labels))
+    if found.wrong is not None and labels:
+        made.append(_marked(f"{found.mistakes:,} of {found.pixels:,} pixels are wrong", found.wrong))
+    elif found.wrong is not None:
+        made.append(_scaled("absolute error", "Map of the errors", found.wrong, scales.wrong))
     return made
 
 
@@ -83,7 +101,7 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
     if found.kind == "numbers":
         low, high = (float(end(values)) for end in (np.nanmin, np.nanmax))
         picture = _png(_coloured((values - low) / ((high - low) or 1.0)))
-        return Picture(f"predicted, {low:.3g} to {high:.3g}", picture, "Map of the predicted values")
+        return Picture(f"predicted, {number(low)} to {number(high)}", picture, "Map of the predicted values")
     order = list(scales.classes)
     colours = theme.layer_colours(max(len(order), 2))
     table = {c: _rgb(colour) for c, colour in zip(order, colours, strict=False)}
@@ -94,17 +112,29 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
     return Picture("predicted", _png(levels), "Map of the predicted classes", None, key, max(0, len(mine) - NAMED))
 
 
-def _scaled(label: str, alt: str, grid: Grid, high: float) -> Picture:
-    return Picture(label, _png(_coloured(_array(grid) / high)), alt, high)
+def _scaled(label: str, alt: str, grid: Grid, high: float, root: bool = False) -> Picture:
+    """``root``: of variances, as standard deviations."""
+    values, most = _array(grid), high
+    if root:
+        values, most = np.sqrt(np.clip(values, 0, None)), math.sqrt(high)
+    return Picture(label, _png(_coloured(values / most)), alt, most)
+
+
+def _marked(label: str, grid: Grid) -> Picture:
+    """Where answers are wrong: white is right, red wrong."""
+    return Picture(label, _png(_coloured(_array(grid), (RIGHT, WRONG))), "Map of the errors", None, ERRORS)
 
 
 def _array(grid: Grid) -> Any:
     return np.array([[np.nan if v is None else v for v in line] for line in grid], dtype=float)
 
 
-def _coloured(parts: Any) -> Any:
-    """Colours of numbers from 0 to 1; grey for NaN."""
-    table = np.array([_rgb(one) for one in theme.scale(False, STEPS)], dtype=np.uint8)
+def _coloured(parts: Any, ends: tuple[Any, Any] | None = None) -> Any:
+    """Colours of numbers from 0 to 1, perhaps between two; grey for NaN."""
+    if ends is None:
+        table = np.array([_rgb(one) for one in theme.scale(False, STEPS)], dtype=np.uint8)
+    else:
+        table = np.linspace(*ends, STEPS).round().astype(np.uint8)
     known = ~np.isnan(parts)
     places = np.clip(np.where(known, parts, 0.0) * (STEPS - 1), 0, STEPS - 1).round().astype(int)
     return np.where(known[..., None], table[places], np.array(UNKNOWN, dtype=np.uint8))

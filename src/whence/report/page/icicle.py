@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import need
-from whence.report.formatting import NONE, number, percent, shortened, signed, significant
+from whence.numerals import NONE, number, percent, points
+from whence.report.formatting import shortened
 from whence.report.page import theme
 from whence.report.page.charts import plain_text
 from whence.report.record.common import Numbers
@@ -144,16 +145,15 @@ def _family(nodes: Sequence[Node]) -> tuple[list[list[int]], set[int]]:
     return children, {i for i, node in enumerate(nodes) if node.parent not in places}
 
 
-def _share(share: float | None, change: bool) -> str | float | int:
-    """In percent; a plain number if possible, which is shorter in JSON."""
-    rounded = significant(None if share is None else round(100 * share, 3), 3)
-    if not rounded:
-        return NONE if rounded is None else 0
-    return signed(rounded, change) if change or rounded < 0 else rounded
+def _share(share: float | None, change: bool) -> str:
+    """In percent, or a change in percentage points."""
+    if share is None or not change:
+        return percent(share).removesuffix("%")
+    return points(share, signed=True)
 
 
 def _explained(value: float | None, change: bool) -> str:
-    return NONE if value is None else signed(round(value, 2) + 0.0, change, ".2f")
+    return points(value, signed=True) if change and value is not None else percent(value)
 
 
 def _limit(profile: Profile) -> float:

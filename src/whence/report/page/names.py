@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from whence.errors import need
+from whence.numerals import number
 from whence.report.record.common import Mark
 from whence.report.record.convert import Rules, changed
 from whence.report.record.sections import ShownInput
@@ -54,6 +55,14 @@ def code(text: str) -> Any:
         return safe.escape(text)
     tag = safe.Markup("<code>{}</code>")
     return safe.Markup("").join(tag.format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def spelt(text: str) -> str:
+    """A number in the format of the page; other text as it is."""
+    try:
+        return number(float(text), 4)
+    except ValueError:
+        return text
 
 
 def dotted(name: str) -> Any:

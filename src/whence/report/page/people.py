@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from whence import numerals
 from whence.report import formatting
 from whence.report.page.charts import COLOURS, Chart, figure, gaps, percentages, plain_text, rounded
 from whence.report.record.audit import AuditRecord, Deferral
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration, Curve, TwoClasses
+from whence.report.uncertainty import threshold
 
 MATRIX = 20  # classes of a matrix; more have a list of confusions
 WEAKEST = 10  # classes of a table that is not folded
@@ -53,8 +55,9 @@ def slider(deferral: Deferral | None) -> dict[str, Any] | None:
     for step in steps:
         value, interval = formatting.estimate(step.error, deferral.is_rate)
         rows.append(
-            [formatting.number(step.threshold), formatting.percent(step.coverage), formatting.number(step.answered),
-             formatting.number(step.deferred), f"{value} {interval}".strip(), step.coverage]
+            [threshold(step.threshold, deferral.measure == "variance", 5), numerals.percent(step.coverage),
+             numerals.number(step.answered), numerals.number(step.deferred), f"{value} {interval}".strip(),
+             step.coverage]
         )  # fmt: skip
     return {"steps": rows, "start": max(below, default=len(rows) - 1)}
 
@@ -68,7 +71,7 @@ def people_charts(record: AuditRecord) -> dict[str, Chart]:
         found["roc"] = _rates(two.roc, two, "false positive rate (1 − specificity)", "sensitivity", "vh")
     for i, _ in enumerate(record.groups.groupings if record.groups else ()):
         assert record.groups is not None
-        found[f"group-chart-{i}"] = _group_chart(record.groups, i)
+        found[f"group-chart-{i}"] = _group_chart(record.groups, i, record.unit)
     return found
 
 
@@ -95,13 +98,13 @@ def _rest(value: Estimate | None) -> Estimate | None:
     return Estimate(1 - value.value, None, None, value.level, value.count)
 
 
-def _group_chart(groups: Groups, place: int) -> Chart:
+def _group_chart(groups: Groups, place: int, unit: str | None) -> Chart:
     """The first metric of each group with its interval, and that of all inputs as a line."""
     rows = groups.groupings[place].groups
     values = [row.metrics[0] for row in rows]
     middle = rounded(None if one is None else one.value for one in values)
     low, high = (rounded(None if one is None else getattr(one, end) for one in values) for end in ("low", "high"))
-    share = groups.metrics[0].better == "higher"
+    share = groups.metrics[0].form == "percent"
     form = ".1%" if share else ".3g"
     trace = {
         "x": middle, "y": _distinct([row.name for row in rows]), "customdata": [row.inputs for row in rows],
@@ -113,7 +116,7 @@ def _group_chart(groups: Groups, place: int) -> Chart:
     overall = groups.overall.metrics[0]
     whole = None if overall is None else overall.value
     line = {"type": "line", "x0": whole, "x1": whole, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "line": GREY}
-    x = {"title": {"text": groups.metrics[0].label}, **({"tickformat": ".0%"} if share else {"rangemode": "tozero"})}
+    x = {"title": {"text": plain_text(groups.metrics[0].label_in(unit))}, **({"tickformat": "~%"} if share else {})}
     y = {"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6}
     return figure([trace], xaxis=x, yaxis=y, shapes=[] if whole is None else [line])
 

@@ -12,20 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from whence import numerals
 from whence.errors import need
-from whence.report import formatting
+from whence.report import formatting, uncertainty
 from whence.report.page import icicle, names, people, seal, theme
-from whence.report.page.charts import (
-    CRITERIA,
-    audit_charts,
-    comparison_charts,
-    difference_charts,
-    layers_with,
-    looks_of,
-    pairs,
-    pruning_score,
-)
+from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
+from whence.report.page.charts import CRITERIA, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
+from whence.report.page.layer_charts import layers_with
 from whence.report.page.number_charts import number_charts
 from whence.report.page.weight_maps import QUANTITIES, weight_map
 from whence.report.record.audit import AuditRecord
@@ -102,13 +96,21 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "number": formatting.number, "percent": formatting.percent, "estimate": formatting.estimate,
-        "duration": formatting.duration, "size": formatting.size, "flat": formatting.flat, "term": term,
+        "number": numerals.number, "percent": numerals.percent, "fixed": numerals.fixed,
+        "estimate": formatting.estimate, "duration": formatting.duration, "size": formatting.size, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
-        "squared": formatting.squared, "pictures": pictures, "token_style": token_style,
+        "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
+        "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
+        "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
     }  # fmt: skip
     return made
+
+
+def section_name(key: str) -> str:
+    """The title of a section of an audit, for what was left out."""
+    found = _text().audit_sections.get(key)
+    return str(found[1]) if found else {"answers": "Answers to frequent questions"}.get(key, key)
 
 
 def _text() -> Any:
@@ -289,7 +291,7 @@ def _agreement_cells(agreement: Agreement | None) -> list[Context]:
 
 def _cell(value: float | None, limit: float | None) -> tuple[str, str, str]:
     colour, ink = theme.cell(theme.MISSING) if value is None else theme.cells([value], limit)[0]
-    text = formatting.percent(value, 2) if value is None or limit is None else formatting.minus(f"{value:.2f}")
+    text = numerals.percent(value, 2) if value is None or limit is None else numerals.minus(f"{value:.2f}")
     return text, colour, ink
 
 

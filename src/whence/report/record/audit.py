@@ -27,10 +27,12 @@ from whence.report.record.conformal import ConformalSection
 from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
 from whence.report.record.numbers import NumberChecks
+from whence.report.record.scores import InputScores
 from whence.report.record.sections import Answer, Layer, Novelty, Profile, Pruning, Sensitivity, ShownInput, WeightMap
 from whence.report.record.trace import Trace
 from whence.report.record.verdict import Guessing, NextStep, Overlap, Verdict
 
+Elements = Literal["labels", "values", "tokens", "pixels", "positions"]
 RATE = "error rate"  # Deferral.error if answers are right or wrong
 
 
@@ -53,6 +55,15 @@ class TrainingSize:
 
 
 @dataclass(frozen=True)
+class ProfiledInputs:
+    """How many inputs of each set are behind shares, novelty, pruning and answers."""
+
+    test: int | None = None
+    validation: int | None = None
+    ood: int | None = None
+
+
+@dataclass(frozen=True)
 class Data:
     """The sets behind an audit."""
 
@@ -62,6 +73,18 @@ class Data:
     ood: SetSize | None
     input_shape: tuple[Count, ...] | None
     overlap: Overlap | None = None
+    elements: Elements | None = None  # what scores count, if not inputs: several elements of each
+    profiled: ProfiledInputs | None = None
+
+    def counted(self, count: int | None, of: str = "") -> str:
+        """A number of scored elements in words: "1,200 pixels of 40 inputs"; ``of`` stands before "inputs"."""
+        if count is None:
+            return ""
+        before = f"{of} " if of else ""
+        inputs = None if self.test is None else self.test.inputs
+        if self.elements is None or inputs is None or count <= inputs:
+            return f"{count:,} {before}input{'' if count == 1 else 's'}"
+        return f"{count:,} {self.elements} of {inputs:,} {before}inputs"
 
 
 @dataclass(frozen=True)
@@ -170,6 +193,7 @@ class Deferral:
     words: Sentences
     steps: tuple[DeferralStep, ...] | None = None  # thresholds on test data
     labels: int | None = None  # of each input, if each is an answer of its own
+    elements: str | None = None  # of each input, which are deferred together: pixels or tokens
 
     @property
     def answers(self) -> str:
@@ -256,3 +280,4 @@ class AuditRecord(Header):
     trace: Trace | None = None
     conformal: ConformalSection | None = None
     unit: str | None = None  # of all predicted numbers
+    scores: InputScores | None = None

@@ -40,6 +40,8 @@ Better = Literal["lower", "higher", "0.95"]  # which values of a metric are good
 Tone = Literal["good", "mixed", "poor", "note", "unknown"]
 SetName = Literal["test", "ood"]
 IN_UNITS = ("rmse", "crps", "width")  # metrics in the unit of the target
+SHARES = ("accuracy", "coverage", "ood_fpr95", "fpr95", "flagged")  # metrics that are shares
+Form = Literal["percent", "points", "number"]
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,16 @@ class MetricName:
     better: Better
     about: str
 
+    @property
+    def form(self) -> Form:
+        """How its values are written."""
+        return "percent" if self.name in SHARES else "points" if self.name == "ece" else "number"
+
     def label_in(self, unit: str | None) -> str:
-        """The label with the unit of the target, if the metric is in that unit."""
-        return f"{self.label} ({unit})" if unit and self.name in IN_UNITS else self.label
+        """The label with its unit."""
+        own = "points" if self.form == "points" else "nats" if self.name == "nll" else None
+        own = unit if self.name in IN_UNITS else own
+        return f"{self.label} ({own})" if own else self.label
 
     def judge(self, difference: Estimate | None) -> Literal["better", "worse", "differs", "same"] | None:
         """The judgement of a difference by its interval; None without an interval."""

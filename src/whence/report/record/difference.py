@@ -9,6 +9,7 @@ from typing import Literal
 from whence.report.record.common import (
     Date,
     Estimate,
+    Form,
     Header,
     LayerName,
     MetricName,
@@ -20,6 +21,7 @@ from whence.report.record.common import (
 )
 from whence.report.record.verdict import Point
 
+RATE = "error rate"
 Sameness = Literal["same", "different", "unknown"]
 
 
@@ -50,12 +52,17 @@ class ChangedPoint:
 
 @dataclass(frozen=True)
 class ChangedValue(MetricName):
-    """A number in both audits, and its change with an interval for independent data."""
+    """A number in both audits, and its change with an interval."""
 
     of: str  # "trained network", "with the posterior", a rule, a set
     old: Estimate | None
     new: Estimate | None
     change: Estimate | None
+    paired: bool | None = None  # whether the interval of the change compares input by input
+
+    @property
+    def form(self) -> Form:
+        return "percent" if self.label.startswith(RATE) else super().form
 
     @property
     def changed(self) -> bool:

@@ -11,6 +11,8 @@ from whence.report.record.common import Count, Estimate, Number, Numbers
 class ClassCalibration:
     """A class, or a label of several: its frequency in the test data, how it is predicted, and how often deferred.
 
+    Of pixels and tokens, ``count`` is theirs, and intervals take those of one input together.
+
     ``recall`` is of the inputs that have it, ``precision`` and ``confidence`` (the mean) of the answers that say it;
     ``ece`` is of its probability over all inputs; ``deferred`` is by the rule that answers 80% of the validation data,
     of the inputs of a class, and of all answers about a label.
@@ -28,6 +30,7 @@ class ClassCalibration:
     deferred: Estimate | None = None
     specificity: Estimate | None = None  # of labels
     auroc: Estimate | None = None  # of labels
+    iou: Estimate | None = None  # of pixels and tokens: those that have it and say it, of those that have or say it
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class PitCounts:
     counts: PlainAndBayesian[tuple[Count, ...]]
     low: Number
     high: Number
+    distance: Estimate | None = None  # largest difference of the distribution of F from the uniform one (Bayesian)
+    mean: float | None = None  # of F (Bayesian); below 0.5 where predictions are too high
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class OutputChecks:
     coverage: Estimate  # of 95% intervals
     width: Estimate
     spread: tuple[SpreadBin, ...]
+    bias: Estimate | None = None  # mean of predicted minus true values
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,13 @@ class PrunedNetwork:
     change_high: Number = None
     examples: int | None = None
 
+    @property
+    def estimate(self) -> Estimate | None:
+        """The change with its interval."""
+        if self.change is None:
+            return None
+        return Estimate(self.change, self.change_low, self.change_high, 0.95, self.examples or 0)
+
 
 @dataclass(frozen=True)
 class Pruning:

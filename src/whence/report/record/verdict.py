@@ -22,6 +22,8 @@ PointKey = Literal[
 ]
 JUDGED: tuple[PointKey, ...] = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
 
+RULES_VERSION = 2  # since 2 the distribution of F(true value) counts for predicted numbers
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRules:
@@ -31,7 +33,7 @@ class VerdictRules:
     rarely decides. The overall verdict is poor if any judged point is poor, good if all of them are good.
     """
 
-    version: int = 1  # of the rules, not of their thresholds
+    version: int = RULES_VERSION  # of the rules, not of their thresholds
     duplicates_mixed: float = 0.005  # fraction of the test inputs that are also in the training data, above which …
     duplicates_poor: float = 0.05
     skill_poor: float = 0.05  # log loss saved relative to guessing, below which a network is no better than that
@@ -42,6 +44,8 @@ class VerdictRules:
     too_wide: float = 0.1  # upper end of an insignificant calibration error above which nothing is known
     coverage_good: float = 0.02  # difference of the coverage of 95% intervals from 95%
     coverage_poor: float = 0.05
+    pit_good: float | None = 0.05  # largest difference of the distribution of F(true value) from the uniform one
+    pit_poor: float | None = 0.15
     class_mixed: float = 0.25  # error of a class's mean probability, relative to the rarer outcome
     class_poor: float = 0.5
     errors_good: float = 0.8  # AUROC of uncertainty for wrong answers
@@ -54,12 +58,16 @@ class VerdictRules:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
+            if value is None and one.name in ("pit_good", "pit_poor"):
+                continue  # not judged, as in version 1
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise BadOption(f"VerdictRules({one.name}={value!r}): a threshold is a number of 0 or more.")
-        if self.version != 1:
-            raise BadOption(f"VerdictRules(version={self.version}): this version of whence applies version 1.")
+        if self.version not in range(1, RULES_VERSION + 1):
+            raise BadOption(
+                f"VerdictRules(version={self.version}): this version of whence applies version {RULES_VERSION}."
+            )
         for low, high in ORDERED:
-            if getattr(self, low) > getattr(self, high):
+            if None not in (getattr(self, low), getattr(self, high)) and getattr(self, low) > getattr(self, high):
                 values = f"{low}={getattr(self, low)}, {high}={getattr(self, high)}"
                 raise BadOption(f"VerdictRules({values}): {low} must not be above {high}.")
 
@@ -69,6 +77,7 @@ ORDERED = (
     ("gap_mixed", "gap_poor"),
     ("ece_negligible", "ece"),
     ("coverage_good", "coverage_poor"),
+    ("pit_good", "pit_poor"),
     ("class_mixed", "class_poor"),
     ("errors_poor", "errors_good"),
     ("novelty_poor", "novelty_good"),

@@ -9,7 +9,9 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
+from whence.numerals import number, percent
 from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Quality
+from whence.report.record.common import Form
 from whence.report.record.sections import Answer, Layer, Novelty, Shares
 from whence.report.record.verdict import NextStep
 from whence.report.terminal.comparison import comparison_sections
@@ -24,14 +26,12 @@ from whence.report.terminal.tables import (
     facts,
     missing_facts,
     new_table,
-    number,
-    percent,
     run_facts,
     section,
-    tenths,
     whole,
 )
 from whence.report.terminal.trace import trace_facts
+from whence.report.uncertainty import threshold, threshold_label
 
 STYLES = {"good": "green", "mixed": "yellow", "poor": "red", "note": "dim", "unknown": "dim"}
 MARKS = {"good": "+", "mixed": "~", "poor": "!", "note": ">", "unknown": "?"}
@@ -48,7 +48,7 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
         *(label_sections(record.quality) if record.quality else ()),
         Group(*comparison_sections(compared, width, record.unit), *bullets(compared.words)) if compared else None,
         conformal_view(record.conformal, record.unit, wide) if record.conformal else None,
-        _deferral(record.deferral, wide) if record.deferral else None,
+        _deferral(record.deferral, record.unit, record.data.elements, wide) if record.deferral else None,
         groups_section(record.groups, wide) if record.groups else None,
         _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
         _novelty(record.novelty) if record.novelty else None,
@@ -95,23 +95,25 @@ def _quality(quality: Quality, unit: str | None, wide: bool) -> RenderableType:
         apart = row.gain if again else row.difference
         difference = Text(estimate(apart), style=JUDGED.get(row.judge(apart) or "", ""))
         label = row.label_in(unit) + ARROWS.get(row.better, "")
-        add_row(table, label, *(estimate(v, interval=wide) for v in shown), difference)
+        add_row(table, label, *(estimate(v, row.form, wide) for v in shown), difference)
     beside = f"recalibrated: plain after {quality.baseline.label}" if quality.baseline is not None else ""
     note = f"difference: Bayesian − {'recalibrated' if again else 'plain'}; ↓ lower is better, ↑ higher; 95% intervals"
     own = section("Quality on test data", table, quality.words, "; ".join(filter(None, [beside, note])))
     return Group(own, numbers_view(quality.numbers, again, wide)) if quality.numbers else own
 
 
-def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
-    shown, unit = (tenths, "%") if deferral.is_rate else (number, "")
+def _deferral(deferral: Deferral, unit: str | None, elements: str | None, wide: bool) -> RenderableType:
+    form: Form = "percent" if deferral.is_rate else "number"
+    root = deferral.measure == "variance"
     table = new_table("target", "above>", "answered>", "error>", "others' error>")
     for row in deferral.rows:
-        threshold = {"all": "never", "none": "always"}.get(row.answers) or number(row.threshold)
-        answered = estimate(row.test.coverage, tenths, "%", wide)
-        errors = estimate(row.test.error, shown, unit), estimate(row.test.deferred_error, shown, unit, wide)
-        add_row(table, _aim(row, deferral.is_rate), threshold, answered, *errors)
-    note = f"above this {deferral.label}; chosen on validation data, measured on test data"
+        above = {"all": "never", "none": "always"}.get(row.answers) or threshold(row.threshold, root)
+        answered = estimate(row.test.coverage, "percent", wide)
+        errors = estimate(row.test.error, form), estimate(row.test.deferred_error, form, wide)
+        add_row(table, _aim(row, deferral.is_rate), above, answered, *errors)
+    note = f"above this {threshold_label(deferral, unit, elements)}; chosen on validation data, measured on test data"
     note += "" if deferral.is_rate else f"; error: {deferral.error}"
+    note += "" if deferral.elements is None else f"; whole inputs with all their {deferral.elements}"
     note += "" if deferral.labels is None else f"; each of the {deferral.labels} labels of an input is an answer"
     return section("Deferral to a person", table, deferral.words, note)
 
@@ -119,9 +121,9 @@ def _deferral(deferral: Deferral, wide: bool) -> RenderableType:
 def _aim(row: DeferralRule, rate: bool) -> str:
     """The target of a rule."""
     if row.aim == "coverage":
-        return f"answer {100 * row.target:.3g}%"
-    sure = f", {100 * row.confidence:.3g}% sure" if row.confidence else ""
-    most = f"{100 * row.target:.3g}%" if rate else number(row.target)
+        return f"answer {percent(row.target)}"
+    sure = f", {percent(row.confidence)} sure" if row.confidence else ""
+    most = percent(row.target) if rate else number(row.target)
     return f"error ≤ {most}{sure}"
 
 
@@ -158,7 +160,7 @@ def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> Renderab
 
 def _range(shares: Shares) -> str:
     low, high = shares.share_low, shares.share_high
-    return "" if low is None or high is None else f"{100 * low:.0f}–{100 * high:.0f}%"
+    return "" if low is None or high is None else f"{percent(low, 0)} to {percent(high, 0)}"
 
 
 def _novelty(novelty: Novelty) -> RenderableType:
@@ -166,7 +168,7 @@ def _novelty(novelty: Novelty) -> RenderableType:
     if novelty.detectors:
         table = new_table("detector", "AUROC>", "FPR at 95%>")
         for row in novelty.detectors:
-            add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95))
+            add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95, "percent"))
     words = novelty.words if novelty.choice is None else (*novelty.words, *novelty.choice.words)
     return section("Novelty", table, words)
 

@@ -9,23 +9,11 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from whence.report.formatting import NONE, duration, minus, size
-from whence.report.record.common import Estimate, Numbers
+from whence.numerals import NONE, fixed, minus, percent, points
+from whence.report.formatting import duration, size
+from whence.report.record.common import Estimate, Form, Numbers
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, Distance, LayersOfMethods
-from whence.report.terminal.tables import (
-    WIDE,
-    add_row,
-    bullets,
-    estimate,
-    facts,
-    new_table,
-    number,
-    percent,
-    run_facts,
-    section,
-    tenths,
-    whole,
-)
+from whence.report.terminal.tables import WIDE, add_row, bullets, estimate, facts, new_table, run_facts, section, whole
 
 Column = tuple[str, list[Text]]  # a heading, and a cell for each row
 NARROWEST = 9  # characters per line of a heading
@@ -62,8 +50,10 @@ def _methods(record: ComparisonRecord) -> RenderableType:
 def _scores(record: Compared, width: int, unit: str | None) -> RenderableType:
     columns: list[Column] = []
     for metric in record.metrics:
-        sign = {"lower": " ↓", "higher": " ↑"}.get(metric.better, f" → {metric.better}")
-        cells = [_score(value, good, width) for value, good in zip(metric.values, metric.best, strict=True)]
+        sign = {"lower": " ↓", "higher": " ↑"}.get(metric.better, " → 95%")
+        cells = [
+            _score(value, metric.form, good, width) for value, good in zip(metric.values, metric.best, strict=True)
+        ]
         columns.append((metric.label_in(unit) + sign, cells))
     columns.append(("time", [Text(duration(method.seconds)) for method in record.methods]))
     if any(method.memory is not None for method in record.methods):
@@ -74,9 +64,9 @@ def _scores(record: Compared, width: int, unit: str | None) -> RenderableType:
     return section("Methods on test data", _tables("method", record.names, columns, width), notes, note)
 
 
-def _score(value: Estimate | None, best: bool, width: int) -> Text:
+def _score(value: Estimate | None, form: Form, best: bool, width: int) -> Text:
     """A score; bold and with a star if among the best."""
-    shown = estimate(value, interval=width >= WIDE)
+    shown = estimate(value, form, width >= WIDE)
     return Text(f"{shown} *", style="bold") if best else Text(f"{shown}  ")
 
 
@@ -111,7 +101,7 @@ def _layers(methods: list[str], layers: LayersOfMethods, width: int) -> Renderab
         if places:
             errors = layers.error if title == "share" else (None,) * len(rows)
             columns = [
-                (name, [_amount(values, error, i, title == "share") for i in places])
+                (name, [_amount(values, error, i, title != "disagreement") for i in places])
                 for name, values, error in zip(methods, rows, errors, strict=True)
                 if values is not None
             ]
@@ -131,8 +121,8 @@ def _layers(methods: list[str], layers: LayersOfMethods, width: int) -> Renderab
 def _amount(values: Numbers, errors: Numbers | None, place: int, share: bool) -> Text:
     value, error = values[place], None if errors is None else errors[place]
     if value is None or not share:
-        return Text(number(value))
-    return Text(percent(value) if error is None else f"{tenths(value)} ± {tenths(error)}%")
+        return Text(fixed(value))
+    return Text(percent(value) if error is None else f"{points(value)} ± {points(error)}%")
 
 
 def _agreement(found: Agreement, width: int) -> RenderableType | None:

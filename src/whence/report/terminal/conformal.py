@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
+from whence.numerals import number, percent
 from whence.report.record.conformal import ConformalSection
 from whence.report.record.numbers import NumberChecks
-from whence.report.terminal.tables import add_row, estimate, new_table, number, percent, section, tenths
+from whence.report.terminal.tables import add_row, estimate, new_table, section
 
 
 def conformal_view(found: ConformalSection, unit: str | None, wide: bool) -> RenderableType:
@@ -26,9 +27,9 @@ def conformal_view(found: ConformalSection, unit: str | None, wide: bool) -> Ren
         elif row.intervals is not None:
             of_row = row.intervals
             infinite = "∞" if of_row.width is None else estimate(of_row.width, interval=wide)
-            covered = estimate(of_row.bayesian_coverage, tenths, " %", wide)
+            covered = estimate(of_row.bayesian_coverage, "percent", wide)
             cells = [infinite, covered, estimate(of_row.bayesian_width, interval=wide)]
-        add_row(table, f"{100 * row.level:g} %", estimate(row.coverage, tenths, " %"), *cells)
+        add_row(table, percent(row.level), estimate(row.coverage, "percent"), *cells)
     title = "Prediction sets" if sets else "Prediction intervals"
     return section(f"{title} (conformal)", table, (found.guarantee, *found.words))
 
@@ -38,5 +39,5 @@ def numbers_view(found: NumberChecks, again: bool, wide: bool) -> RenderableType
     table = new_table("intervals of", "plain>", *(["recalibrated>"] if again else []), "Bayesian>")
     for row in found.coverage:
         shown = [row.plain, *([row.recalibrated] if again else []), row.bayesian]
-        add_row(table, f"{100 * row.level:g} %", *(estimate(one, tenths, " %", wide) for one in shown))
+        add_row(table, percent(row.level), *(estimate(one, "percent", wide) for one in shown))
     return section("Intervals on test data", table, found.words, "share of true values inside")

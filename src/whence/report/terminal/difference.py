@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from whence.report.formatting import NONE
+from whence.numerals import NONE, percent
+from whence.report.record.common import Form
 from whence.report.record.difference import ChangedFact, ChangedLayer, ChangedPoint, ChangedValue, DiffRecord
-from whence.report.terminal.tables import WIDE, add_row, bullets, estimate, facts, new_table, percent, section
+from whence.report.terminal.tables import WIDE, add_row, bullets, estimate, facts, new_table, section
 
 STYLES = {"better": "green", "worse": "red", "differs": "yellow"}
 LONGEST = 60  # letters of a fact
@@ -59,7 +60,8 @@ def _values(title: str, values: Sequence[ChangedValue], wide: bool, every: bool 
     table = new_table("", "old>", "new>", "change>", "")
     for row in rows:
         name = f"{row.label}, {row.of}"
-        cells = estimate(row.old, interval=wide), estimate(row.new, interval=wide), estimate(row.change)
+        apart: Form = "number" if row.form == "number" else "points"
+        cells = (estimate(row.old, row.form, wide), estimate(row.new, row.form, wide), estimate(row.change, apart))
         add_row(table, name, *cells, Text(row.judgement, style=STYLES.get(row.judgement, "dim")))
     left = [f"{changed - len(rows)} more changed within chance"] if changed > len(rows) else []
     left += [f"{len(values) - changed} did not change"] if len(values) > changed else []

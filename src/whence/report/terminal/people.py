@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 
+from whence.numerals import percent
 from whence.report.record.audit import Quality
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Groups
 from whence.report.record.labels import ClassCalibration, Confusion, TwoClasses
-from whence.report.terminal.tables import add_row, estimate, new_table, number, section, tenths, whole
+from whence.report.terminal.tables import add_row, estimate, new_table, section, whole
 
 LISTED = 5  # classes and confusions
 
@@ -27,7 +28,7 @@ def label_sections(quality: Quality) -> Iterator[RenderableType]:
 
 
 def _share(value: Estimate | None, interval: bool = True) -> str:
-    return estimate(value, tenths, " %", interval)
+    return estimate(value, "percent", interval)
 
 
 def _two_classes(two: TwoClasses) -> RenderableType:
@@ -50,14 +51,16 @@ def _two_classes(two: TwoClasses) -> RenderableType:
 
 def _classes(rows: list[ClassCalibration]) -> RenderableType:
     rows = sorted(rows, key=lambda row: (row.recall and row.recall.value) or 0.0)
-    table = new_table("class", "n>", "accuracy>", "precision>", "confidence>", "ECE>", "deferred>")
+    table = new_table("class", "n>", "accuracy>", "precision>", "confidence>", "ECE (points)>", "deferred>")
     for row in rows[:LISTED]:
         shares = (
             _share(row.recall),
             _share(row.precision, False),
-            f"{tenths(row.confidence)} %" if row.confidence else "",
+            percent(row.confidence) if row.confidence else "",
         )
-        add_row(table, row.name, whole(row.count), *shares, _share(row.ece, False), _share(row.deferred, False))
+        add_row(
+            table, row.name, whole(row.count), *shares, estimate(row.ece, "points", False), _share(row.deferred, False)
+        )
     left = len(rows) - LISTED
     note = "accuracy: of the inputs that have it; precision: of the answers that say it"
     return section("By class", table, (), f"{note}; {left:,} more on the page" if left > 0 else note)
@@ -72,22 +75,17 @@ def _confusions(found: Confusion) -> RenderableType:
 
 def groups_section(found: Groups, wide: bool) -> RenderableType:
     """The first metric and the deferral of every group, and what the comparisons found."""
-    label, rate = found.metrics[0].label, found.metrics[0].better == "higher"
+    label = found.metrics[0].label
     parts: list[RenderableType] = []
     for one in found.groupings:
         table = new_table(one.name, "n>", f"{label}>", "deferred>", f"{found.error} of the answered>")
         for row in (found.overall, *one.groups):
-            shown, unit = (tenths, " %") if rate else (number, "")
-            error = (
-                estimate(row.answered_error, tenths, " %", wide)
-                if found.is_rate
-                else estimate(row.answered_error, number)
-            )
+            error = estimate(row.answered_error, "percent" if found.is_rate else "number", wide)
             add_row(
                 table,
                 row.name,
                 whole(row.inputs),
-                estimate(row.metrics[0], shown, unit),
+                estimate(row.metrics[0], found.metrics[0].form),
                 _share(row.deferred, wide),
                 error,
             )

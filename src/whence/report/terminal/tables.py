@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whence.report.formatting import NONE, minus
+from whence.numerals import NONE, percent
+from whence.report import formatting
+from whence.report.formatting import points_estimate
 from whence.report.record.audit import AuditRun
-from whence.report.record.common import Estimate, Run, Versions
+from whence.report.record.common import Estimate, Form, Run, Versions
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 WIDE = 110  # width from which every interval is shown
@@ -20,46 +22,15 @@ WIDEST = 120  # width above which lines are hard to read
 # Numbers
 
 
-def tenths(value: float) -> str:
-    """A fraction as a percentage, without the sign."""
-    return minus(f"{100 * value:.1f}")
-
-
-def number(value: float | None) -> str:
-    """Three significant digits, without an exponent if that is short."""
-    if value is None:
-        return NONE
-    text = f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.3g}"
-    return text.replace("-", "−", 1) if value < 0 else text
-
-
-def percent(value: float | None) -> str:
-    return NONE if value is None else f"{tenths(value)}%"
-
-
 def whole(value: float | None) -> str:
     """A count with separators."""
     return NONE if value is None else f"{value:,.0f}"
 
 
-def estimate(
-    found: Estimate | None, shown: Callable[[float], str] | None = None, unit: str = "", interval: bool = True
-) -> str:
+def estimate(found: Estimate | None, form: Form = "number", interval: bool = True) -> str:
     """A value with its interval."""
-    if found is None or found.value is None:
-        return NONE
-    values = [v for v in (found.value, found.low, found.high) if v is not None]
-    texts = [(shown or _alike(values))(value) for value in values]
-    return f"{texts[0]}{unit}" + (f" [{texts[1]}, {texts[2]}]" if interval and len(texts) == 3 else "")
-
-
-def _alike(values: Sequence[float]) -> Callable[[float], str]:
-    """A common format: as many decimals as the largest value needs."""
-    largest = max(map(abs, values))
-    if not 0.01 <= largest < 10_000:
-        return number
-    decimals = 3 if largest < 10 else 1 if largest < 1_000 else 0
-    return lambda value: minus(f"{value:.{decimals}f}")
+    shown = points_estimate(found, False) if form == "points" else formatting.estimate(found, form == "percent")
+    return " ".join(filter(None, shown if interval else shown[:1]))
 
 
 def bar(share: float | None, length: int) -> Text:

@@ -13,8 +13,8 @@ from tests.metrics.populations import binomial_limits
 from tests.reference import people as slow
 from whence import metrics
 from whence.metrics.elements import MetricOptions, elements
-from whence.metrics.few import mean_of_few, share_of_few
 from whence.metrics.group_test import group_differences
+from whence.metrics.means import mean, share
 from whence.metrics.proportions import beta_below, beta_quantile, clustered_share, exact_interval, share_of, t_quantile
 
 SETS = 200
@@ -27,8 +27,8 @@ def test_shares_have_the_interval_of_clopper_and_pearson(hits: int, trials: int)
 
 def test_quantiles_undo_probabilities_far_out_and_for_many_trials() -> None:
     for a, b in ((0.5, 0.5), (1, 1), (3.2, 900), (9000, 1001), (1e5, 2e5)):
-        for share in (1e-6, 0.025, 0.5, 0.975):
-            assert beta_below(beta_quantile(share, a, b), a, b) == pytest.approx(share, rel=1e-6)
+        for part in (1e-6, 0.025, 0.5, 0.975):
+            assert beta_below(beta_quantile(part, a, b), a, b) == pytest.approx(part, rel=1e-6)
     assert t_quantile(0.975, 9) == pytest.approx(2.262157, abs=1e-6)
 
 
@@ -55,23 +55,33 @@ def test_labels_that_repeat_an_input_count_once() -> None:
 def test_a_mean_of_few_is_the_mean_and_does_not_depend_on_the_order() -> None:
     values = torch.rand(40, generator=rng(1), dtype=torch.float64).log().square()
     members = elements(values.shape, MetricOptions(), values.device)
-    found = mean_of_few("x", values, members)
+    found = mean("x", values, members)
     assert float(found) == pytest.approx(float(values.mean())) and found.low < float(found) < found.high
-    again = mean_of_few("x", values[torch.randperm(40, generator=rng(2))], members)
+    again = mean("x", values[torch.randperm(40, generator=rng(2))], members)
     assert again.interval == pytest.approx(found.interval, rel=1e-9)
-    root = mean_of_few("x", values, members, root=True)
+    root = mean("x", values, members, root=True)
     assert float(root) == pytest.approx(math.sqrt(float(found))) and root.high == pytest.approx(math.sqrt(found.high))
-    assert math.isnan(mean_of_few("x", torch.ones(40), members).low)
+    assert mean("x", torch.ones(40), members).interval == (1.0, 1.0)
+    assert mean("x", torch.zeros(40), members, (0.0, 1.0)).high == pytest.approx(1 - 0.025 ** (1 / 40))
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_the_interval_of_a_mean_is_that_of_a_loop(level: float) -> None:
+    values = torch.randn(50, generator=rng(4), dtype=torch.float64) ** 2
+    found = mean("x", values, elements(values.shape, MetricOptions(level=level, resamples=20_000), values.device))
+    low, high = slow.studentised(values.tolist(), level, 20_000)
+    assert found.low == pytest.approx(low, abs=0.05 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.05 * (high - low))
 
 
 def test_the_elements_of_an_input_are_resampled_together() -> None:
     each = torch.rand(30, generator=rng(3), dtype=torch.float64)
     repeated = each.unsqueeze(1).expand(30, 4)
     members = elements(repeated.shape, MetricOptions(), each.device)
-    alone = mean_of_few("x", each, elements(each.shape, MetricOptions(), each.device))
-    assert mean_of_few("x", repeated.reshape(-1), members).interval == pytest.approx(alone.interval, rel=1e-9)
+    alone = mean("x", each, elements(each.shape, MetricOptions(), each.device))
+    assert mean("x", repeated.reshape(-1), members).interval == pytest.approx(alone.interval, rel=1e-9)
     wrong = (repeated < 0.4).double()
-    found = share_of_few("x", wrong.reshape(-1), members)
+    found = share("x", wrong.reshape(-1), members)
     assert found.count == 120 and found.high - found.low > 0.25  # of 30 inputs, not of 120 labels
 
 

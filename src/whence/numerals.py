@@ -1,0 +1,127 @@
+"""Numbers as text, in one format everywhere: 1,234; 95%; −0.012; no exponents as in 1e-05."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+NONE = "–"
+EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SMALL, LARGE = 1e-6, 1e15  # beyond which a power of ten is written
+WIDTH = 2  # significant digits of the width of an interval
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number with ``digits`` significant digits, whole below a million, with separators; or a list of them.
+
+    A dash for None and NaN.
+    """
+    if isinstance(value, list | tuple):
+        return ", ".join(number(item, digits) for item in value)
+    if not is_number(value):
+        return NONE if value is None or isinstance(value, float) else str(value)
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
+        return minus(f"{int(value):,}")
+    size = abs(value)
+    if not SMALL <= size < LARGE:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return minus(f"{_trimmed(mantissa)} × 10") + str(int(exponent)).translate(EXPONENTS)
+    rounded = float(f"{value:.{max(digits, 5)}g}") if size >= 1e6 else value
+    return minus(_trimmed(f"{rounded:,.{max(0, digits - 1 - _magnitude(size))}f}"))
+
+
+def fixed(value: Any, places: int = 2) -> str:
+    """A number with a fixed number of decimals, for columns of numbers of one size."""
+    return minus(f"{value:,.{places}f}") if is_number(value) else NONE
+
+
+def percent(value: Any, places: int | None = None) -> str:
+    """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``.
+
+    What is a whole number is written as one; what only rounds to 0% or 100% is not.
+    """
+    if not is_number(value):
+        return NONE
+    scaled = 100.0 * float(value)
+    if abs(scaled - round(scaled)) < 1e-9:
+        return minus(f"{round(scaled):,}%")
+    if places is None:
+        places = 1 if abs(scaled) >= 1 else min(3, 1 - _magnitude(abs(scaled)))
+    text = f"{scaled:,.{places}f}"
+    text = _trimmed(text) if abs(scaled) < 1 else text
+    if abs(scaled) < 100 and float(text.replace(",", "")) in (100.0, -100.0):
+        return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{'99.9' if places else '99'}%")
+    if float(text.replace(",", "")) == 0.0:
+        return f"<{10.0**-places:.{places}f}%"
+    return minus(f"{text}%")
+
+
+def points(value: float, signed: bool = False) -> str:
+    """A difference of fractions in percentage points, without these words."""
+    rounded = round(100.0 * value, 1)
+    return minus(f"{rounded:{'+' if signed else ''}.1f}") if rounded else "0.0"
+
+
+def area(value: float | None) -> str:
+    """The area under a curve, with two decimals; with three where two would say 1.00 or 0.00."""
+    if value is None:
+        return NONE
+    text = f"{value:.2f}"
+    if 0.995 > value >= 0.005 or value in (0.0, 1.0):
+        return text
+    return ">0.999" if value > 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def p_value(value: float | None) -> str:
+    """Two significant digits."""
+    return NONE if value is None else number(value, 2)
+
+
+def between(low: float, high: float, unit: str = "") -> str:
+    """An interval in words, with as many decimals as its width needs."""
+    places = decimals(0.0, low, high)
+    ends = [minus(f"{0.0 if round(end, places) == 0 else end:,.{places}f}") for end in (low, high)]
+    return f"{ends[0]} to {ends[1]}{f' {unit}' if unit else ''}"
+
+
+def with_interval(value: float, low: float, high: float, unit: str = "", signed: bool = False) -> str:
+    """A value and its 95% interval in words, with the same decimals: "0.12 nats, 95% interval 0.08 to 0.16"."""
+    places = decimals(value, low, high)
+    one, *ends = (0.0 if round(each, places) == 0 else each for each in (value, low, high))
+    sign = "+" if signed else ""
+    shown = [f"{one:{sign},.{places}f}", *(f"{end:,.{places}f}" for end in ends)]
+    return minus(f"{shown[0]}{f' {unit}' if unit else ''}, 95% interval {shown[1]} to {shown[2]}")
+
+
+def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int:
+    """Decimals of a value and its interval: three significant digits of the value, or where the interval needs more
+    than that, two digits of its width, but no more than four of the value."""
+    size, width = abs(value), high - low
+    if not math.isfinite(width) or width <= 0:
+        return _bounded(2 - _magnitude(size)) if size else 3
+    of_width = WIDTH - 1 - _magnitude(width)
+    if size <= width:
+        return _bounded(of_width)
+    return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
+
+
+def minus(text: str) -> str:
+    """Replace hyphens by minus signs."""
+    return text.replace("-", "−")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _magnitude(size: float) -> int:
+    return math.floor(math.log10(size))
+
+
+def _bounded(places: int) -> int:
+    return min(max(places, 0), 8)
+
+
+def _trimmed(text: str) -> str:
+    """Remove trailing zeros of decimals."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
