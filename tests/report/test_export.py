@@ -148,7 +148,7 @@ def test_the_pdf_has_every_section_and_no_buttons(tmp_path: Path) -> None:
     if shutil.which("pdftotext") is None:
         pytest.skip("no pdftotext on this machine")
     text = subprocess.run(["pdftotext", "-layout", str(path), "-"], capture_output=True, text=True, check=True).stdout
-    for words in ("How good the uncertainties are", "Where this comes from", "Table of the layers", "Terms", SHA):
+    for words in ("Accuracy and calibration", "Where this comes from", "Table of the layers", "Terms", SHA):
         assert words in text
     for button in ("CSV", "PNG", "Theme: auto", "Show its profile", "Whole network"):
         assert button not in text
