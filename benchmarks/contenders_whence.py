@@ -89,7 +89,8 @@ def read(prediction: Any) -> Tensor:
 def tune(task: Task, values: int = 100) -> Job:
     """The validation loss at that many prior precisions, and the best of them; beside one prediction."""
     from whence.engine.batches import Data
-    from whence.posteriors.laplace.search import Search
+    from whence.posteriors.laplace.search import ScaleSearch, Search
+    from whence.predictive.dispatch import Method
 
     posterior, data = fitted(task.network(), task.loader(task.fit_size)), task.loader(seed=7)
     step = DECADES * math.log(10) / max(values - 1, 1)
@@ -99,7 +100,8 @@ def tune(task: Task, values: int = 100) -> Job:
     def work() -> float:
         # tune() chooses its values itself, fewer than a hundred; this is its search on a fixed grid.
         network = posterior.network
-        search = Search(posterior, Data(data, network.device, network.dtype), "linearised", False, None, None, False)
+        batches = Data(data, network.device, network.dtype)
+        search = Search(posterior, batches, Method.LINEARISED, ScaleSearch.FIXED, None, None, None, False)
         search._score(posterior, {r: [0.0] for r in grid})
         return min(search.scores, key=lambda point: search.scores[point])[0]
 

@@ -43,6 +43,8 @@ def percent(value: Any, places: int | None = None) -> str:
     if not is_number(value):
         return NONE
     scaled = 100.0 * float(value)
+    if abs(scaled) >= LARGE:
+        return f"{number(scaled)}%" if math.isfinite(scaled) else NONE
     if abs(scaled - round(scaled)) < 1e-9:
         return minus(f"{round(scaled):,}%")
     if places is None:
@@ -58,6 +60,8 @@ def percent(value: Any, places: int | None = None) -> str:
 
 def points(value: float, signed: bool = False) -> str:
     """A difference of fractions in percentage points, without these words."""
+    if not abs(value) < LARGE:
+        return number(100.0 * value)
     rounded = round(100.0 * value, 1)
     return minus(f"{rounded:{'+' if signed else ''}.1f}") if rounded else "0.0"
 

@@ -21,6 +21,7 @@ MOST = 75_000  # nodes times views above which weight groups are omitted
 DEEP = 3  # levels shown at once
 NEGATIVE = -1e-6  # shares are rounded to six digits
 ROUNDING = 1e-4  # tolerance for the sum of rounded shares
+LARGEST = 1e100  # beyond which shares are cut, so that nothing overflows
 SMALL = 0.005  # share of the variance below which layers share a line of the list
 MANY = 12  # number of layers up to which the list shows each
 PALETTES = ("explained", "difference", "prior")
@@ -100,7 +101,7 @@ def _palette(views: Iterable[View], places: list[int], kind: str, limit: float) 
 def fitted(shares: Sequence[float | None], nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
     """Widths from the positive shares, and the indices of parents whose children were narrowed."""
     children, roots = _family(nodes)
-    known = [share or 0.0 for share in shares]
+    known = [_bounded(share) for share in shares]
     exact = [float(UNITS) if i in roots else 0.0 for i in range(len(nodes))]
     squeezed = []
     for i in range(len(nodes)):
@@ -119,13 +120,18 @@ def changes(shares: Sequence[float | None], nodes: Sequence[Node]) -> list[int]:
     children, _ = _family(nodes)
     exact = [0.0] * len(nodes)
     for i in reversed(range(len(nodes))):
-        exact[i] = math.fsum(exact[kid] for kid in children[i]) if children[i] else abs(shares[i] or 0.0)
+        exact[i] = math.fsum(exact[kid] for kid in children[i]) if children[i] else abs(_bounded(shares[i]))
     whole = max(exact, default=0.0) or 1.0
     widths = [int(UNITS * size / whole) for size in exact]
     for i in reversed(range(len(nodes))):
         if children[i]:
             widths[i] = sum(widths[kid] for kid in children[i])
     return widths
+
+
+def _bounded(share: float | None) -> float:
+    """A share whose sums and products do not overflow, whatever the record says."""
+    return min(max(share or 0.0, -LARGEST), LARGEST)
 
 
 def small_layers(shares: Sequence[float | None], nodes: Sequence[Node]) -> list[int]:
