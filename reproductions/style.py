@@ -32,6 +32,21 @@ def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 
     return plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained", **more)
 
 
+def layer_colours(count: int) -> list[Any]:
+    """One for each layer: dark at the inputs, light at the outputs."""
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.05 + 0.85 * i / max(count - 1, 1)) for i in range(count)]
+
+
+def layer_handles() -> list[Any]:
+    """Of a legend for ``layer_colours``."""
+    from matplotlib.patches import Patch
+
+    names = ("first layer", "middle", "last layer")
+    return [Patch(color=colour, label=name) for colour, name in zip(layer_colours(3), names, strict=True)]
+
+
 def save(figure: Any, path: Path) -> Path:
     """As PNG; the folder is made."""
     import matplotlib.pyplot as plt

@@ -49,8 +49,9 @@ def _profiles(cells: Cells, path: Path) -> Path:
         axis.set_xlabel("relative depth")
     for line in axes:
         line[0].set_ylabel("explained")
+    axes.flat[0].fill_between([], [], [], color="#999999", alpha=0.3, label="prior ten times weaker to stronger")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=9)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9)
     return save(figure, path)
 
 
@@ -72,6 +73,10 @@ def _dots(cells: Cells, gets: dict[str, Get], label: str, path: Path, bound: flo
         axis.set_xlabel(label, fontsize=8)
     axes[0][0].set_yticks(range(len(cells)), list(cells), fontsize=7)
     axes[0][0].invert_yaxis()
+    axes[0][0].errorbar([], [], xerr=[], fmt="o", color=BLUE, markersize=3.5, label="mean over seeds, 95% interval")
+    axes[0][0].plot([], [], color="#CCCCCC", linewidth=4, label="range over priors and structures")
+    axes[0][0].plot([], [], ":", color=BLACK, linewidth=0.8, label=f"{bound:g}")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     return save(figure, path)
 
 
@@ -89,6 +94,9 @@ def _pixels(shown: dict[str, list[float]], path: Path) -> Path:
         axis.imshow([values[i * side : (i + 1) * side] for i in range(side)], cmap="cividis")
         axis.set_title(name, loc="left", fontsize=8)
         axis.set_axis_off()
+    bar = figure.colorbar(axes[0][-1].images[0], ax=axes, shrink=0.85, ticks=axes[0][-1].images[0].get_clim())
+    bar.ax.set_yticklabels(["least", "best"], fontsize=8)
+    bar.set_label("identified, on a scale of its own", fontsize=8)
     return save(figure, path)
 
 
@@ -102,7 +110,7 @@ def _enough(cells: Cells, path: Path) -> Path:
                 _dot(axis, Stable.of(networks, numbers.set_less_all(which, score), TUNED), row + shift, colour)
             axis.plot([], [], "o", color=colour, markersize=3.5, label=name)
         axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
-        axis.set_xlabel(f"{label} − all layers", fontsize=8)
+        axis.set_xlabel(f"{label}: change against all layers", fontsize=8)
     axes[0][0].set_yticks(range(len(cells)), list(cells), fontsize=7)
     axes[0][0].invert_yaxis()
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)

@@ -30,6 +30,9 @@ def figures(units: Values, folder: Path) -> list[Path]:
                 axis.plot([], [], "-o", color=colour, label=f"weak: {kind}", markersize=3)
             axis.plot([], [], color=BLACK, label="strong network")
             axis.set_xscale("log")
+            counts = sorted({int(n) for value in found.get((cell, KINDS[0]), []) for n in value["ensembles"]})
+            axis.set_xticks(counts, [str(n) for n in counts])
+            axis.minorticks_off()
             if column == 0:
                 axis.set_ylabel(label, fontsize=8)
         axes[0][column].set_title(cell, loc="left", fontsize=9)

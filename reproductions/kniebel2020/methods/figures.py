@@ -8,7 +8,7 @@ from statistics import fmean
 from reproductions.kniebel2020.methods import tables
 from reproductions.kniebel2020.methods.tables import ALL, HMC, WITH_SHARES, Cells
 from reproductions.store import Values
-from reproductions.style import BLACK, BLUE, save, subplots
+from reproductions.style import BLACK, BLUE, layer_colours, layer_handles, save, subplots
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
@@ -20,16 +20,13 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 def _shares(cells: Cells, path: Path) -> Path:
     """Every method a bar, its layers from the input (dark) to the output (light)."""
-    from matplotlib import colormaps
-
     figure, axes = subplots(1, len(cells), size=(2.3, 1.9), squeeze=False, sharey=True)
     for axis, (cell, some) in zip(axes[0], cells.items(), strict=True):
-        layers = some[0]["1"]["layers"]
+        colours = layer_colours(len(some[0]["1"]["layers"]))
         for row, method in enumerate(WITH_SHARES):
             left = 0.0
-            for i in range(len(layers)):
+            for i, colour in enumerate(colours):
                 share = fmean(network["1"]["where"][method]["share"][i] for network in some)
-                colour = colormaps["viridis"](0.1 + 0.8 * i / max(len(layers) - 1, 1))
                 axis.barh(row, share, left=left, color=colour, height=0.7)
                 left += share
         axis.set_title(cell, loc="left", fontsize=9)
@@ -37,6 +34,7 @@ def _shares(cells: Cells, path: Path) -> Path:
         axis.set_xlabel("share of the variance", fontsize=8)
     axes[0][0].set_yticks(range(len(WITH_SHARES)), WITH_SHARES, fontsize=8)
     axes[0][0].invert_yaxis()
+    figure.legend(handles=layer_handles(), loc="outside upper center", ncols=3, fontsize=8)
     return save(figure, path)
 
 

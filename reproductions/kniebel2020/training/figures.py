@@ -9,7 +9,7 @@ from reproductions.kniebel2020.stability import REFERENCE
 from reproductions.kniebel2020.training.rules import FAMILIES, Runs, optimum, series
 from reproductions.kniebel2020.training.tables import OURS, regrets, runs_of
 from reproductions.store import Values
-from reproductions.style import BLACK, BLUE, ORANGE, save, subplots
+from reproductions.style import BLACK, BLUE, ORANGE, layer_colours, layer_handles, save, subplots
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
@@ -19,7 +19,6 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 def _courses(runs: Runs, path: Path) -> Path:
     """Explained of every layer (first seed), over the validation loss; the optimum and where all have settled."""
-    from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
     figure, axes = subplots(2, len(runs), size=(2.3, 1.7), squeeze=False, sharex="col")
@@ -27,9 +26,8 @@ def _courses(runs: Runs, path: Path) -> Path:
     for column, (cell, some) in enumerate(runs.items()):
         run, (top, bottom) = some[0], (axes[0][column], axes[1][column])
         layers = list(zip(*series(run, REFERENCE, "explained"), strict=True))
-        colours = colormaps["viridis"]
-        for i, values in enumerate(layers):
-            top.plot(values, color=colours(i / max(len(layers) - 1, 1) * 0.9), linewidth=1.3)
+        for values, colour in zip(layers, layer_colours(len(layers)), strict=True):
+            top.plot(values, color=colour, linewidth=1.3)
         bottom.plot(run["validation"], color=BLUE, linewidth=1.2)
         bottom.set_ylim(min(run["validation"]) * 0.95, min(max(run["validation"]), min(run["validation"]) * 2.2))
         for axis in (top, bottom):
@@ -42,10 +40,11 @@ def _courses(runs: Runs, path: Path) -> Path:
     axes[0][0].set_ylabel("explained")
     axes[1][0].set_ylabel("validation loss")
     handles = [
+        *layer_handles(),
         Line2D([], [], color=BLACK, linestyle=":", label="validation optimum"),
         Line2D([], [], color=ORANGE, label="all layers have settled"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=8)
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=8)
     return save(figure, path)
 
 
