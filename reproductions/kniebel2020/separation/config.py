@@ -16,7 +16,7 @@ class Config:
     train: int = 1_000
     test: int = 4_000
     epochs: int = 200
-    side: int = 61  # points on a side of the pictures
+    side: int = 121  # points on a side of the pictures
 
 
 def config(quick: bool) -> Config:

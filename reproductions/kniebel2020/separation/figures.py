@@ -34,4 +34,8 @@ def figures(units: Values, folder: Path) -> list[Path]:
                 if row == 0:
                     axis.set_title(f"{network}\n{label}", fontsize=8)
         axes[row][0].set_ylabel(which, fontsize=9)
+    for shift, label in enumerate(("probability", "epistemic uncertainty (share of ln 2)")):
+        bar = figure.colorbar(axes[0][shift].images[0], ax=axes, shrink=0.6, aspect=40, pad=0.01)
+        bar.set_label(label, fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     return [save(figure, folder / "planes.png")]
