@@ -13,6 +13,7 @@ from whence.metrics.intervals import Estimate, normal_quantile
 STEPS = 1000  # of the continued fraction, at most
 TINY = 1e-300
 BISECTIONS = 80
+NEWTON_ENDS = 1e-8  # a relative step after which the next one would be of the order of rounding
 
 
 def share_of(name: str, hits: int, trials: int, level: float = 0.95) -> Estimate | None:
@@ -72,27 +73,23 @@ def beta_below(x: float, a: float, b: float) -> float:
 
 def _continued_fraction(x: float, a: float, b: float) -> float:
     """DLMF 8.17.22, by Lentz's method; it converges fast below the mean."""
-    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
     found = d
     for m in range(1, STEPS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for part in (even, odd):
-            d = 1 / _away_from_zero(1 + part * d)
-            c = _away_from_zero(1 + part / c)
+            d = 1 / ((1 + part * d) or TINY)
+            c = (1 + part / c) or TINY
             found *= c * d
         if abs(c * d - 1) < 1e-14:
             break
     return found
 
 
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > TINY else TINY
-
-
 def beta_quantile(share: float, a: float, b: float) -> float:
     """The x with P(X ≤ x) = share: Newton's method inside a bracket that bisection shrinks."""
-    low, high, x = 0.0, 1.0, a / (a + b)
+    low, high, x = 0.0, 1.0, _near_quantile(share, a, b)
     log_norm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     for _ in range(BISECTIONS):
         off = beta_below(x, a, b) - share
@@ -100,10 +97,24 @@ def beta_quantile(share: float, a: float, b: float) -> float:
         density = math.exp(log_norm + (a - 1) * math.log(x) + (b - 1) * math.log1p(-x))
         step = x - off / density if density > 0 else -1.0
         new = step if low < step < high else (low + high) / 2
-        if abs(new - x) <= 1e-13 * max(new, TINY) or not 0 < new < 1:
+        if not 0 < new < 1:
             break
-        x = new
+        x, moved = new, abs(new - x)
+        if moved <= (NEWTON_ENDS if new == step else 1e-13) * min(new, 1 - new):
+            break
     return x
+
+
+def _near_quantile(share: float, a: float, b: float) -> float:
+    """A beta quantile to about two digits (Abramowitz & Stegun 26.5.22), or the mean where that may fail."""
+    if a <= 1 or b <= 1:
+        return a / (a + b)
+    y = -normal_quantile(share)
+    inverse_a, inverse_b, lam = 1 / (2 * a - 1), 1 / (2 * b - 1), (y * y - 3) / 6
+    h = 2 / (inverse_a + inverse_b)
+    w = y * math.sqrt(max(h + lam, 0.0)) / h - (inverse_b - inverse_a) * (lam + 5 / 6 - 2 / (3 * h))
+    x = a / (a + b * math.exp(2 * w)) if abs(w) < 300 else 0.0
+    return x if 0 < x < 1 else a / (a + b)
 
 
 @functools.lru_cache(maxsize=1024)

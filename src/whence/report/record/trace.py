@@ -87,7 +87,10 @@ def record_digest(data: Mapping[str, Any]) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if kind is dict or isinstance(value, Mapping):
         parts = ((str(key), _canonical(item)) for key, item in value.items())
         return {key: item for key, item in parts if item is not None and item != [] and item != {}}
     if isinstance(value, list | tuple):
