@@ -14,7 +14,8 @@ BY_STRUCTURE: tuple[Condition, ...] = (("kron", "1"), ("diag", "1"))
 ONE: tuple[Condition, ...] = (("kron", "1"),)
 PIECES = {"weights": "Single weights", "units": "Units", "layers": "Whole layers"}
 SHOWN = {
-    "snr": "signal to noise", "snr, isotropic": "the same, isotropic prior", "identified": "identified",
+    "snr": "signal to noise", "snr, isotropic": "signal to noise, isotropic prior",
+    "identified": "identified",
     "saliency": "saliency", "relative_curvature": "relative curvature", "magnitude": "magnitude", "random": "random",
     "snr, variational": "variational: signal to noise", "identified, variational": "variational: identified",
 }  # fmt: skip
@@ -113,10 +114,15 @@ def _pieces(units: Values, pieces: str) -> str:
     )
     note = (
         "In brackets: points of test accuracy that it costs. With Kronecker factors and the relative prior at τ = 1. "
-        "Variational networks have other means, and are held against the trained network like all others."
+        "Variational networks have other means, and are compared with the trained network, as all others are."
     )
     title = f"(f) {PIECES[pieces]}"
-    return section(title, questions.PRUNED, answer, table(["cell", *(SHOWN[o] for o in orders)], rows), note)
+    curves_drawn = (
+        f"![{PIECES[pieces]}]({pieces}.png)\n\nTest accuracy, mean over seeds; dotted: a point below the whole network."
+    )
+    return section(
+        title, questions.PRUNED, answer, table(["cell", *(SHOWN[o] for o in orders)], rows), note, curves_drawn
+    )
 
 
 def _cell(some: list[Values], pieces: str, order: str) -> str:
