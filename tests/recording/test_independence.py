@@ -121,6 +121,28 @@ class Rounded(nn.Module):
         return self.last(h)
 
 
+class Slightly(Coarse):
+    """x, with a derivative that is off by what single precision rounds."""
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * (1 + 3e-7)
+
+
+class PartlySingle(Rounded):
+    """A norm that computes in single precision in a network of any precision, as those of language models do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).tanh()
+        return self.last(Slightly.apply(h) if len(x) == 1 else h)
+
+
+def test_a_network_in_double_precision_may_compute_a_part_in_single() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4, dtype=torch.float64), torch.randint(3, (12,))
+    whence.laplace(PartlySingle(True).double(), (x, y), likelihood="classification", progress=False)
+
+
 @pytest.mark.parametrize("gradient", [True, False])
 def test_rounding_that_depends_on_the_batch_size_is_not_refused(gradient: bool) -> None:
     torch.manual_seed(0)
