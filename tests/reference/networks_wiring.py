@@ -248,3 +248,25 @@ class UnusedParameter(nn.Module):
 def unused_parameter() -> Case:
     """Some Jacobian columns are zero."""
     return classify(UnusedParameter(), normal(N, 4), N)
+
+
+class Spectral(nn.Module):
+    """Frequencies of a sequence, each scaled by a real weight and mixed by a complex one (two real numbers)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3) + 0.5)
+        self.mix = nn.Parameter(torch.randn(2, 3, 3, 2))  # channels in, channels out, frequencies, real and imaginary
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """head(tanh(inverse transform of mix · (scale · transform of x)))."""
+        frequencies = torch.fft.rfft(x) * self.scale  # [N, channels, frequencies]
+        mixed = torch.einsum("nif,iof->nof", frequencies, torch.view_as_complex(self.mix))
+        return self.head(torch.tanh(torch.fft.irfft(mixed, n=4)).flatten(1))
+
+
+@register("spectral")
+def spectral() -> Case:
+    """A Fourier layer: real parameters with complex results."""
+    return classify(Spectral(), normal(N, 2, 4), N)

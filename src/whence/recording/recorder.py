@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -114,17 +114,17 @@ class Recorder(TorchFunctionMode):
             return self._product_in_place(func, args, kwargs)
         out = func(*args, **kwargs)
         binder = BINDERS.get(func)
-        if binder is not None and isinstance(out, Tensor) and out.requires_grad:
-            return self._record(binder, func, out, args, kwargs)
-        if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
-            self._derive(out, args, kwargs)
-        if func in ADDITIONS and isinstance(out, Tensor) and out.requires_grad:
-            self._record_sum(out, args, kwargs)
-        elif func in EXPANSIONS and isinstance(out, Tensor) and out.requires_grad:
-            return self._record_expansion(out, args[0])
-        elif func in PRODUCTS and isinstance(out, Tensor) and out.requires_grad:
-            self._record_product(out, operands(args, kwargs))
-        elif func in SEQUENCES or func in CELLS:
+        if _followed(out):
+            if binder is not None:
+                return self._record(binder, func, out, args, kwargs)
+            if func in EXPANSIONS:
+                return self._record_expansion(out, args[0])
+            if func in ADDITIONS:
+                self._derive(out, args, kwargs)
+                self._record_sum(out, args, kwargs)
+            elif func in PRODUCTS:
+                self._record_product(out, operands(args, kwargs))
+        if func in SEQUENCES or func in CELLS:
             self.recurrent.append(RecurrentCall(func, args))
         elif func in MAXIMA:
             self.maxima = True
@@ -218,7 +218,7 @@ class Recorder(TorchFunctionMode):
         pairs = operands(args, kwargs)[:1]
         wanted = [(x.detach().clone(), p) for x, p in pairs if self._ref(p) or self._reshaped(p)]
         out = func(*args, **kwargs)
-        if wanted and isinstance(out, Tensor) and out.requires_grad:
+        if wanted and _followed(out):
             self._record_product(out, wanted)
         return out
 
@@ -253,6 +253,11 @@ class Recorder(TorchFunctionMode):
             return None
         start = offset // base.stride(0)
         return Ref(self.network.names_by_id[id(base)], start, start + tensor.shape[0], base.shape[0])
+
+
+def _followed(out: Any) -> TypeGuard[Tensor]:
+    """Whether a result is recorded. Complex ones (of a Fourier transform) are left to gradients of single examples."""
+    return isinstance(out, Tensor) and out.requires_grad and out.is_floating_point()
 
 
 def own(out: Tensor) -> Tensor:
