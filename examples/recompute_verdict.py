@@ -38,7 +38,9 @@ def guessing(record, rules, metrics):
 
 
 def generalisation(record, rules, metrics):
-    training, accuracy = record["run"]["posterior"]["training"], metrics.get("accuracy")
+    training = record["run"]["posterior"]["training"]
+    rows = [row for row in record["quality"]["metrics"] if row["name"] == "accuracy" and row["bayesian"]]
+    accuracy = rows and (rows[0]["plain"] or rows[0]["bayesian"])
     if training and training["accuracy"] is not None and accuracy and accuracy["high"] is not None:
         return graded(training["accuracy"] - accuracy["high"], rules["gap_mixed"], rules["gap_poor"])
 

@@ -104,14 +104,16 @@ class Judge:
         return Point("Better than guessing", words, tone, "guessing", rule)
 
     def generalisation(self) -> Point | None:
-        """Whether training accuracy carries over to test data."""
-        training, accuracy, rules = self.record.run.posterior.training, self.value("accuracy"), self.rules
+        """Whether training accuracy carries over to test data; of the plain network, as the training accuracy is."""
+        training, row, rules = self.record.run.posterior.training, self.metric("accuracy"), self.rules
+        accuracy = None if row is None else row.plain or row.bayesian
         if training is None or training.accuracy is None or accuracy is None or accuracy.high is None:
             return None
         least = training.accuracy - accuracy.high
+        whose = " of the plain network" if row is not None and row.plain != row.bayesian else ""
         words = (
-            f"Accuracy is {percent(training.accuracy)} on the training data and {percent(accuracy.value)} on the test "
-            "data."
+            f"Accuracy{whose} is {percent(training.accuracy)} on the training data and {percent(accuracy.value)} on "
+            "the test data."
         )
         rule = (
             f"By the difference from the upper end of the test accuracy's interval ({percent(accuracy.high)}): good up "
