@@ -23,7 +23,8 @@ def independence(record, rules, metrics):
     overlap, test = record["data"].get("overlap"), record["data"]["test"]
     if overlap and overlap["test"] is not None and test:
         held = record["data"]["validation"]
-        parts = [overlap["test"] / test["inputs"], (overlap["validation"] or 0) / held["inputs"] if held else 0.0]
+        parts = [overlap["test"] / test["inputs"], (overlap.get("between") or 0) / test["inputs"]]
+        parts.append((overlap["validation"] or 0) / held["inputs"] if held else 0.0)
         return graded(max(parts), rules["duplicates_mixed"], rules["duplicates_poor"])
 
 
@@ -55,6 +56,14 @@ def class_error(row, rules):
     return least / rarer if least > rules["ece_negligible"] else 0.0
 
 
+def answers_error(row):
+    """How far the mean confidence of a class's answers is from their accuracy at least."""
+    found = row.get("overconfidence")
+    if not found or found["low"] is None or found["high"] is None:
+        return 0.0
+    return max(found["low"], -found["high"], 0.0)
+
+
 def apart(found, level):
     """How far a coverage is from its level at least."""
     low, high = (found["value"] if found[end] is None else found[end] for end in ("low", "high"))
@@ -71,13 +80,17 @@ def calibration(record, rules, metrics):
         worst = max((class_error(row, rules) for row in record["quality"].get("classes") or []), default=0.0)
         if worst >= rules["class_mixed"]:
             tone = "poor" if worst >= rules["class_poor"] or tone == "poor" else "mixed"
+        off = max((answers_error(row) for row in record["quality"].get("classes") or []), default=0.0)
+        if off > rules.get("answers_mixed", 1.0):
+            tone = "poor" if off > rules["answers_poor"] or tone == "poor" else "mixed"
         return tone
     if coverage and coverage["value"] is not None:
         low, high = (coverage["value"] if coverage[end] is None else coverage[end] for end in ("low", "high"))
         tone = graded(apart(coverage, 0.95), rules["coverage_good"], rules["coverage_poor"])
         tone = "unknown" if tone == "good" and high - low > 2 * rules["too_wide"] else tone
         rows = (record["quality"].get("numbers") or {}).get("coverage", [])
-        least, level = max(((apart(row["bayesian"], row["level"]), row["level"]) for row in rows), default=(0.0, 0.95))
+        judged = [(row.get("joint") or row["bayesian"], row["level"]) for row in rows]
+        least, level = max(((apart(found, level), level) for found, level in judged), default=(0.0, 0.95))
         worst = graded(least, rules["coverage_good"], rules["coverage_poor"])
         tone = tone if level == 0.95 or worst == "good" or tone == "poor" else worst
         pit = (record["quality"].get("numbers") or {}).get("pit", {}).get("distance")

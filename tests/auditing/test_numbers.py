@@ -68,8 +68,8 @@ def test_a_wrong_distribution_is_told_and_a_right_one_is_not() -> None:
     for audit in (right, wrong):
         assert audit.results.quality is not None and audit.results.quality.numbers is not None
         words.append(" ".join(audit.results.quality.numbers.words))
-    assert "All bars" in words[0] and "too narrow" not in words[0]
-    assert "outside the band" in words[1] and "they are too narrow" in words[1]
+    assert "All bars" in words[0] and "significantly" not in words[0]
+    assert "outside the band" in words[1] and "significantly fewer than 90% (corrected" in words[1]
 
 
 def test_the_unit_stands_everywhere(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

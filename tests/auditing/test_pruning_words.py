@@ -23,7 +23,9 @@ def curve(by: str, accuracies: list[float]) -> list[PruneRow]:
 def test_a_curve_that_collapses_and_recovers_counts_up_to_its_collapse() -> None:
     rows = curve("snr", [0.9, 0.9, 0.4, 0.9, 0.9, 0.2]) + curve("random", [0.9, 0.6, 0.5, 0.4, 0.3, 0.2])
     words = pruning_words(rows, chance=0.3)
-    assert words.startswith("Ranked by signal to noise, 10% of all weights can be removed before the accuracy falls by")
+    assert words.startswith(
+        "Ranked by signal to noise, 10% of the weights (without biases) can be removed before the accuracy falls by"
+    )
     assert "at random, none" in words
     assert "With 30% removed it falls by 50.0 percentage points." in words
     assert "recovers are not counted" in words
@@ -34,7 +36,7 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
     rows = curve("snr", [0.9, 0.9, 0.895, 0.5, 0.3, 0.2])
     rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, 0.01, 400)
     words = pruning_words(rows, chance=0.3)
-    assert "30% of all weights can be removed" in words
+    assert "30% of the weights (without biases) can be removed" in words
     wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to +1.0 percentage points, n = 400)."
     assert f"With 30% removed the accuracy {wanted}" in words
     assert "recovers" not in words
@@ -42,7 +44,7 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
 
 def test_a_curve_that_collapses_at_once_prunes_nothing() -> None:
     words = pruning_words(curve("snr", [0.9, 0.5, 0.5, 0.4, 0.3, 0.9]), chance=0.3)
-    assert words.startswith("By no criterion can 10% of all weights, the smallest fraction that was tried, be removed")
+    assert words.startswith("By no criterion can 10% of the weights, the smallest fraction that was tried, be removed")
     assert "falls by 40.0 percentage points" in words
 
 

@@ -27,6 +27,7 @@ from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Quality
 from whence.report.record.common import Estimate, SetSize
+from whence.report.record.numbers import LevelCoverage
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import JUDGED, Guessing, Overlap, Point, VerdictRules
 
@@ -121,8 +122,8 @@ def test_guessing(difference: tuple[float, float, float], right: tuple[float, fl
     guess = Guessing("always predicting x", 0.67, Estimate(*difference, 0.95, 500), 0.6, "healthy")
     point = judge(quality=Quality((accuracy(*right),), None, None, (), guessing=guess)).guessing()
     assert point is not None and point.tone == tone and "`healthy`" in point.words
-    more = "more" if right[0] < 0.6 else "as often" if right[0] == 0.6 else "less"
-    assert f"is right {more}" in point.words
+    assert f"would be right in 60%, the network is in {percent(right[0])}" in point.words
+    assert ("no significant difference" in point.words) is (right[1] <= 0.6 <= right[2] and right[0] != 0.6)
 
 
 def test_overconfidence_is_said_only_if_it_is_significant() -> None:
@@ -304,7 +305,8 @@ def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
 
 
 def levels(found: dict[float, tuple[float, float, float]]) -> Any:
-    rows = [SimpleNamespace(level=level, bayesian=Estimate(*one, 0.95, 500)) for level, one in found.items()]
+    estimates = {level: Estimate(*one, 0.95, 500) for level, one in found.items()}
+    rows = [LevelCoverage(level, one, one) for level, one in estimates.items()]
     return SimpleNamespace(coverage=rows, pit=SimpleNamespace(distance=None, mean=None))
 
 

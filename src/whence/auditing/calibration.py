@@ -30,19 +30,24 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
     rule = (
         f"Good if the 95% interval of the ECE ends at or below {_points(rules.ece)} or reaches below "
         f"{points(rules.ece_negligible)}, poor if it starts above {points(rules.ece)}. A class whose mean probability "
-        f"is off by more than {percent(rules.class_mixed)} of its frequency makes it mixed, by more than "
-        f"{percent(rules.class_poor)} poor."
+        f"is off by more than {percent(rules.class_mixed)} of its frequency (or of that of the others, if they are "
+        f"rarer) makes it mixed, by more than {percent(rules.class_poor)} poor; so does a class whose answers are "
+        f"right {points(rules.answers_mixed)} or {points(rules.answers_poor)} points less or more often than their "
+        "mean confidence. Both by the end of the interval that is nearer to 0; the intervals hold for all classes "
+        "together."
     )
     lean = _lean(record)
     if found.low is None or found.high is None or found.low <= rules.ece_negligible:
         few = found.high is None or found.high > rules.too_wide
-        doubt = "too few inputs to judge" if few else lean or "not statistically significant"
+        doubt = "too few inputs to judge" if few else "the ECE is not significantly above 0"
         tone: Tone = "unknown" if few else "good"
-        words = f"{words}; {doubt} (n = {record.data.counted(found.count)})."
+        lean = "" if few or not lean else f", but {lean}"
+        words = f"{words}; {doubt}{lean} (n = {record.data.counted(found.count)})."
     else:
         tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"
         words = f"{words}{f'; {lean}' if lean else ''} (n = {record.data.counted(found.count)})."
-    return _with_classes(record, rules, Point(LABEL, words, tone, "calibration", rule))
+    point = _with_classes(record, rules, Point(LABEL, words, tone, "calibration", rule))
+    return _with_answers(record, rules, point)
 
 
 def _points(value: float | None) -> str:
@@ -56,6 +61,29 @@ def _lean(record: AuditRecord) -> str:
     if not side or found is None or found.value is None:
         return ""
     return f"overall it is {'over' if side > 0 else 'under'}confident by {_points(abs(found.value))}"
+
+
+def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Point:
+    """The point, graded down where the answers of a class are right far less or more often than they state."""
+    rows = (record.quality and record.quality.classes) or ()
+    off = {row.name: (smallest(row.overconfidence), row) for row in rows}
+    name, (apart, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
+    if row is None or apart <= rules.answers_mixed or row.overconfidence is None or row.precision is None:
+        return point
+    tone: Tone = "poor" if apart > rules.answers_poor or point.is_poor else "mixed"
+    side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
+    words = (
+        f"{point.words} {'But answers' if point.is_good else 'Answers'} `{name}` are {side}confident: they state "
+        f"{percent(row.confidence)} on average and are right in {percent(row.precision.value)}."
+    )
+    return replace(point, words=words, tone=tone)
+
+
+def smallest(difference: Estimate | None) -> float:
+    """How far a difference is from 0 at least; 0 if its interval contains it."""
+    if difference is None or difference.low is None or difference.high is None:
+        return 0.0
+    return max(difference.low, -difference.high, 0.0)
 
 
 def _with_classes(record: AuditRecord, rules: VerdictRules, point: Point) -> Point:
@@ -76,12 +104,9 @@ def relative_error(row: ClassCalibration, rules: VerdictRules) -> float:
 
     By the end of the interval that is nearer to 0; 0 if the interval contains it.
     """
-    apart, frequency = row.difference, row.frequency or 0.0
+    frequency, apart = row.frequency or 0.0, smallest(row.difference)
     rarer = min(frequency, 1 - frequency)
-    if apart.low is None or apart.high is None or apart.low <= 0 <= apart.high or not rarer:
-        return 0.0
-    least = min(abs(apart.low), abs(apart.high))
-    return least / rarer if least > rules.ece_negligible else 0.0
+    return apart / rarer if rarer and apart > rules.ece_negligible else 0.0
 
 
 # Numbers
@@ -96,22 +121,23 @@ def of_numbers(record: AuditRecord, rules: VerdictRules, coverage: Estimate) -> 
         f"The 95% intervals contain {percent(value)} of the true values (95% interval {percent(low)} to "
         f"{percent(high)}, n = {record.data.counted(coverage.count)})."
     )
-    tone = tone_of(_apart(coverage, NOMINAL), rules.coverage_good, rules.coverage_poor)
+    tone = tone_of(apart(coverage, NOMINAL), rules.coverage_good, rules.coverage_poor)
     if tone == "good" and high - low > 2 * rules.too_wide:
         tone, words = "unknown", f"{words} That is too few test values to judge."
     rule = (
-        "By the end of the interval that is nearer to the level, at the level (50, 80, 90, 95, 99%) that is off most: "
+        "By the end of the interval that is nearer to the level, at the level (50, 80, 90, 95, 99%) that is off most "
+        "(levels other than 95% by intervals that hold for all five together): "
         f"good within {points(rules.coverage_good)} percentage points, poor beyond {points(rules.coverage_poor)}; "
         f"unknown if the interval is wider than {points(2 * rules.too_wide)}."
     )
     point = Point(LABEL, words, tone, "calibration", rule)
-    point = _with_levels(point, rules, {} if checks is None else {row.level: row.bayesian for row in checks.coverage})
+    point = _with_levels(point, rules, {} if checks is None else {row.level: row.judged for row in checks.coverage})
     return point if checks is None else _with_distribution(point, rules, checks)
 
 
 def _with_levels(point: Point, rules: VerdictRules, levels: dict[float, Estimate]) -> Point:
     """The point, graded down where intervals of another level cover too much or too little."""
-    off = {level: _apart(found, level) for level, found in levels.items()}
+    off = {level: apart(found, level) for level, found in levels.items()}
     level, least = max(off.items(), key=lambda item: item[1], default=(NOMINAL, 0.0))
     tone = tone_of(least, rules.coverage_good, rules.coverage_poor)
     if level == NOMINAL or tone == "good" or point.is_poor:
@@ -119,8 +145,8 @@ def _with_levels(point: Point, rules: VerdictRules, levels: dict[float, Estimate
     found = levels[level]
     words = (
         f"{point.words} But the {percent(level)} intervals are too "
-        f"{'wide' if (found.value or 0.0) > level else 'narrow'}: they contain {percent(found.value)} (95% interval "
-        f"{percent(found.low)} to {percent(found.high)})."
+        f"{'wide' if (found.value or 0.0) > level else 'narrow'}: they contain {percent(found.value)} "
+        f"({percent(found.level)} interval {percent(found.low)} to {percent(found.high)})."
     )
     return replace(point, words=words, tone=tone)
 
@@ -169,7 +195,7 @@ def bias_words(output: OutputChecks, name: str = "") -> str:
     return f"predictions{of} are too {'high' if high else 'low'} on average, by {size})"
 
 
-def _apart(found: Estimate, level: float) -> float:
+def apart(found: Estimate, level: float) -> float:
     """How far a coverage is from its level at least, by the end of its interval that is nearer."""
     low, high = ((found.value or 0.0) if end is None else end for end in (found.low, found.high))
     return abs(min(max(level, low), high) - level)

@@ -36,11 +36,12 @@ ABOUT = {
     "deviation.",
     Score.ABSOLUTE: "The interval is the predicted mean plus and minus a fixed distance.",
 }
-LIMITS = (
-    "Nothing is guaranteed for one class, for a group of inputs, or out of distribution. If the prior was tuned "
-    "on the same validation data, the guarantee is approximate: tuning chooses one or two numbers with them, which "
-    "cost less than half a percentage point of coverage in simulations."
+LIMITS = "Nothing is guaranteed for one class, for a group of inputs, or out of distribution."
+TUNED = (
+    " The prior was tuned on the same validation data, so the guarantee is approximate: tuning chooses one or two "
+    "numbers with them, which cost less than half a percentage point of coverage in simulations."
 )
+HIGHER = 0.99  # a level to ask for where the network alone is right as often as the sets
 
 
 def conformal_section(context: Context) -> ConformalSection:
@@ -58,10 +59,37 @@ def conformal_section(context: Context) -> ConformalSection:
         str(rules[0].score),
         ABOUT[rules[0].score],
         rules[0].guaranteed(" or ".join(map(percent, context.levels)) + _as_chosen(context)),
-        LIMITS,
+        LIMITS + _limits(context),
         rows,
-        tuple(_words(context, rules, rows)),
+        (*_words(context, rules, rows), *_beside_answers(context, rules)),
     )
+
+
+def _limits(context: Context) -> str:
+    """What weakens the guarantee for these data."""
+    found, held = context.overlap, context.need("validation")
+    words = TUNED if context.posterior.summary().tuned_on == "validation data" else ""
+    if found is not None and found.validation:
+        words += (
+            f" {found.validation:,} of the {len(held):,} validation inputs are in the training data, so the guarantee "
+            "does not hold: the network is more certain of those than of new inputs."
+        )
+    return words
+
+
+def _beside_answers(context: Context, rules: Sequence[Conformal]) -> Iterator[str]:
+    """Whether the most probable answer alone is right as often as a level asks."""
+    if not (isinstance(context.task, Classes) or context.two_names):
+        return
+    labels, targets = (t.reshape(-1).cpu() for t in (context.prediction("test").labels, context.need_targets("test")))
+    right = float((labels == targets)[targets >= 0].double().mean())
+    low = [rule.level for rule in rules if rule.level <= right]
+    if low:
+        asked = " and ".join(map(percent, low))
+        yield (
+            f"The most probable answer alone is right in {percent(right)}, so sets at {asked} leave out answers rather "
+            f"than add any. `levels=({max(HIGHER, *low):g},)` asks for more."
+        )
 
 
 def _as_chosen(context: Context) -> str:

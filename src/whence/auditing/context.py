@@ -14,8 +14,9 @@ from torch import Tensor
 from whence.auditing.class_groups import ClassGroups
 from whence.auditing.data import Examples, plain_outputs, spaced
 from whence.auditing.grouping import GivenGroups
+from whence.auditing.overlap import overlap
 from whence.auditing.profile_prior import profiled_posterior
-from whence.auditing.tasks import Task, task_of
+from whence.auditing.tasks import Classes, Task, task_of
 from whence.auditing.units import TARGET, Outputs, elements_of
 from whence.errors import BadData, NotDefined, WhenceError
 from whence.functional import Network
@@ -26,6 +27,7 @@ from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.report.record.audit import Elements
 from whence.report.record.sections import Sensitivity
+from whence.report.record.verdict import Overlap
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
 from whence.where.novelty import Reference, reference_given, reference_of
 from whence.where.novelty_prior import novelty_precision
@@ -111,6 +113,20 @@ class Context:
 
     def class_name(self, index: int) -> str:
         return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """Inputs that the sets have in common."""
+        return self._once("overlap", lambda: overlap(self.train, self.sets.get("test"), self.sets.get("validation")))
+
+    @property
+    def two_names(self) -> tuple[str, str] | None:
+        """The names of the outcomes, if each input has one of two."""
+        if not self.task.has_labels:
+            return None
+        shape = self.prediction("test").probs.shape
+        two = tuple(shape[1:]) == (2,) if isinstance(self.task, Classes) else shape[1:].numel() == 1
+        return (self.class_name(0), self.class_name(1)) if two else None
 
     # Data
 

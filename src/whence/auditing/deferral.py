@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
@@ -53,11 +53,30 @@ def _of_labels(context: Context) -> Deferral:
         tuple(rows),
         curve,
         (),
-        label_steps(test),
+        label_steps(test, _finite(row.threshold for row in rows)),
         test.wrong.shape[1] if test.several else None,
         None if test.several or test.single else context.elements,
     )
-    return replace(found, words=tuple(_words(found, None)))
+    return replace(found, words=(*_words(found, None), *_missed_words(context, held, test)))
+
+
+def _missed_words(context: Context, held: Answers, test: Answers) -> Iterator[str]:
+    """How many of the positive class are missed among the inputs that are answered, if there are two classes."""
+    if not test.single or (names := context.two_names) is None:
+        return
+    answered = test.uncertainty <= coverage_threshold(held.uncertainty, USUAL)
+    positive = context.need_targets("test").reshape(-1).cpu().long() == context.positive
+    kept, wrong = positive & answered, test.wrong.reshape(-1).bool()
+    every, found = (
+        share_of("sensitivity", int((which & ~wrong).sum()), int(which.sum())) for which in (positive, kept)
+    )
+    if every is None or found is None:
+        return
+    yield (
+        f"Of the {int((answered & wrong).sum()):,} wrong answers that remain, {int((kept & wrong).sum()):,} are missed "
+        f"`{names[context.positive]}`: the sensitivity is {percent(float(found))} among the answered inputs (95% "
+        f"interval {percent(found.low)} to {percent(found.high)}), {percent(float(every))} among all."
+    )
 
 
 def _label_rule(held: Answers, test: Answers, **asked: float) -> DeferralRule:
@@ -84,6 +103,10 @@ def _threshold(held: Answers, asked: dict[str, float]) -> float:
         return defer(held.uncertainty, held.wrong, resamples=0, **asked).threshold  # type: ignore[arg-type]
 
 
+def _finite(thresholds: Iterable[float | None]) -> list[float]:
+    return [t for t in thresholds if t is not None and math.isfinite(t)]
+
+
 def _reached(coverage: Measured, error: Measured | None, deferred_error: Measured | None) -> Reached:
     covered = Estimate.of(coverage)
     assert covered is not None
@@ -104,7 +127,15 @@ def _of_numbers(context: Context) -> Deferral:
     unit = context.outputs.unit
     error = "root mean squared error" + (f" ({unit})" if unit else "")
     found = Deferral(
-        context.task.measure, context.uncertainty_label, error, tuple(rows), None, (), test.steps(), None, None
+        context.task.measure,
+        context.uncertainty_label,
+        error,
+        tuple(rows),
+        None,
+        (),
+        test.steps(_finite(thresholds)),
+        None,
+        None,
     )
     even = is_even(test.uncertainty)
     return replace(found, words=tuple(_words(found, unit, even)))
@@ -156,7 +187,10 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
     before = f"If the most uncertain {percent(1 - covered.value, 0)} of the {covered.count:,} test {found.answers} are"
     start = f"{before} deferred to a person, the {name} of the others"
     if some.high is not None and some.high < whole.value:
-        yield f"{start} falls from {shown(whole.value)} to {shown(some.value)}."
+        intervals = [f"{shown(one.low)} to {shown(one.high)}" for one in (whole, some)]
+        yield (
+            f"{start} falls from {shown(whole.value)} to {shown(some.value)} (95% intervals {' and '.join(intervals)})."
+        )
     elif some.low is not None and some.high is not None:
         yield (
             f"{start} does not change significantly: {shown(whole.value)} before, {shown(some.value)} after (95% "

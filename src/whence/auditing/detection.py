@@ -250,13 +250,14 @@ def _compared(usual: str, rows: Sequence[Detector], scores: Mapping[str, Scores]
     best = rows[0]
     lead = _difference(best.name, rows[1].name, scores) if len(rows) > 1 else None
     counts = (len(scores["test"][usual]), len(scores["ood"][usual]))
-    words = [_won(best, rows[1], lead, counts)] if lead is not None else []
+    perfect = [row.name for row in rows if row.auroc.value == 1.0]
+    words = [] if lead is None else [_won(best, rows[1], lead, counts, len(perfect))]
     said = [{row.name for row in rows[:2]}]  # pairs whose difference is in the words
     against, outcome = None, None
     if others:
         against = _difference(usual, others[0].name, scores)
         outcome = outcome_of(against)
-        if {usual, others[0].name} not in said:
+        if {usual, others[0].name} not in said and not {usual, others[0].name} <= {*perfect}:
             words.append(_usual(usual, rows, others[0], against, outcome))
             said.append({usual, others[0].name})
     ahead = None if best.name == usual else _difference(best.name, usual, scores)
@@ -288,8 +289,11 @@ def _size(found: Measured) -> str:
     return minus(f"{abs(found):.3f} (95% interval {low:.3f} to {high:.3f})")
 
 
-def _won(best: Detector, second: Detector, lead: Measured, counts: tuple[int, int]) -> str:
+def _won(best: Detector, second: Detector, lead: Measured, counts: tuple[int, int], perfect: int) -> str:
+    """``perfect``: how many detectors make no mistake."""
     start = f"With {counts[1]:,} out-of-distribution and {counts[0]:,} test inputs"
+    if perfect > 1:
+        return f"{start}, {perfect} detectors separate all of them (AUROC 1), so these data cannot rank them."
     if outcome_of(lead) == "tied":
         return (
             f"{start}, {_called(best.name)} (AUROC {best.auroc.value:.3f}) and {_called(second.name)} "
@@ -322,6 +326,5 @@ def _advice(best: str, chosen: str, usual: str, ahead: Measured | None, said: bo
     size = "" if said else f", {_size(ahead)} above {_called(usual)}"
     return (
         f"Recommended for inputs like these: {_called(chosen)}{size}. For novel inputs of other kinds, of which "
-        "nothing "
-        f"is known, the recommendation stays {_called(usual)}."
+        f"nothing is known, the recommendation stays {_called(usual)}."
     )

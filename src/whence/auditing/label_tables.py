@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.answered import usual_deferral
-from whence.auditing.context import Context
+from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.auditing.tasks import Classes
 from whence.metrics import Estimate as Measured
@@ -54,11 +54,14 @@ class Labelled:
         right, every = (torch.bincount(self.owner[which], minlength=self.inputs) for which in (hits, trials))
         return Estimate.of(clustered_share(name, right, every))
 
-    def apart(self, p: Tensor, mine: Tensor, level: float) -> Measured:
-        """Mean probability minus frequency."""
-        if self.owner is None:
+    def apart(self, p: Tensor, mine: Tensor, level: float, which: Tensor | None = None) -> Measured:
+        """Mean probability minus frequency, of all labels or those of ``which`` (bool [M])."""
+        owner = self.owner
+        if which is not None:
+            p, mine, owner = p[which], mine[which], None if owner is None else owner[which]
+        if owner is None:
             return in_the_large(p, mine.double(), level)
-        return mean_of("difference", p.double() - mine.double(), groups=self.owner, seed=self.seed, level=level)
+        return mean_of("difference", p.double() - mine.double(), groups=owner, seed=self.seed, level=level)
 
 
 def label_tables(context: Context) -> dict[str, Any]:
@@ -72,7 +75,9 @@ def label_tables(context: Context) -> dict[str, Any]:
         truth, deferred = targets.reshape(probs.shape) == 1, usual_deferral(context)
         deferred = None if deferred is None else deferred.reshape(probs.shape)
         names = list(context.classes or (f"label {k}" for k in range(probs.shape[1])))
-        return {"classes": by_label(probs.double(), truth, names, deferred, context.seed)}
+        other = _recalibrated(context)
+        means = None if other is None else other.mean(0)  # [K]
+        return {"classes": by_label(probs.double(), truth, names, deferred, context.seed, means)}
     return _of_classes(context, torch.stack([1 - probs.double(), probs.double()], -1), targets)
 
 
@@ -86,7 +91,9 @@ def _of_classes(context: Context, probs: Tensor, targets: Tensor) -> dict[str, A
         deferred = deferred[counted if owner is None else owner]
     given = Labelled(flat[counted].double(), y[counted], deferred, owner, inputs, context.seed)
     names = [context.class_name(c) for c in range(flat.shape[1])]
-    found: dict[str, Any] = {"confusion": confusion(given, names), "classes": by_class(given, names)}
+    other = _recalibrated(context)
+    means = None if other is None else other.reshape(-1, flat.shape[1])[counted].mean(0)  # [C]
+    found: dict[str, Any] = {"confusion": confusion(given, names), "classes": by_class(given, names, means)}
     if len(names) == 2 and owner is None:
         place = context.positive
         found["two_classes"] = two_classes(
@@ -95,11 +102,24 @@ def _of_classes(context: Context, probs: Tensor, targets: Tensor) -> dict[str, A
     return found
 
 
+def _recalibrated(context: Context) -> Tensor | None:
+    """Probabilities of the recalibrated network, [N, …, C], or [N, K] of several labels."""
+    if context.baseline is None:
+        return None
+    prediction = context.prediction("test", Kind.RECALIBRATED)
+    probs = prediction.probs.detach().cpu().double()
+    if isinstance(context.task, Classes):
+        return probs.movedim(prediction.class_dim, -1)
+    return probs if probs.dim() == 2 and probs.shape[1] > 1 else torch.stack([1 - probs, probs], -1)
+
+
 # By class
 
 
-def by_class(given: Labelled, names: list[str]) -> tuple[ClassCalibration, ...] | None:
-    """One row for each class."""
+def by_class(
+    given: Labelled, names: list[str], recalibrated: Tensor | None = None
+) -> tuple[ClassCalibration, ...] | None:
+    """One row for each class; with the mean probabilities [C] of the recalibrated network, if there is one."""
     if len(names) > MANY_CLASSES:
         return None
     labels, confidence, whole = given.predicted, given.probs.amax(1), torch.ones_like(given.truth, dtype=torch.bool)
@@ -109,6 +129,7 @@ def by_class(given: Labelled, names: list[str]) -> tuple[ClassCalibration, ...] 
         p, mine, said = given.probs[:, c], given.truth == c, labels == c
         differs = Estimate.of(given.apart(p, mine, _level(len(names))))
         assert differs is not None
+        sure = given.apart(confidence, mine, 1 - 0.05 / len(names), said) if int(said.sum()) > 1 else None
         found.append(
             ClassCalibration(
                 name,
@@ -122,6 +143,8 @@ def by_class(given: Labelled, names: list[str]) -> tuple[ClassCalibration, ...] 
                 ece=_ece(p, mine, _resamples(given.probs.numel(), given.seed), given.owner),
                 deferred=None if given.deferred is None else given.rate("deferred", given.deferred, mine),
                 iou=given.rate("iou", mine & said, (mine | said) & whole) if dense else None,
+                recalibrated=None if recalibrated is None else float(recalibrated[c]),
+                overconfidence=Estimate.of(sure),
             )
         )
     return tuple(found)
@@ -133,7 +156,12 @@ def _level(classes: int) -> float:
 
 
 def by_label(
-    probs: Tensor, truth: Tensor, names: list[str], deferred: Tensor | None, seed: int = 0
+    probs: Tensor,
+    truth: Tensor,
+    names: list[str],
+    deferred: Tensor | None,
+    seed: int = 0,
+    recalibrated: Tensor | None = None,
 ) -> tuple[ClassCalibration, ...] | None:
     """One row for each label, from probabilities, truths and which answers are deferred, [N, K] each."""
     if (count := len(names)) > MANY_CLASSES:
@@ -160,6 +188,7 @@ def by_label(
                 deferred=None if given.deferred is None else _share("deferred", given.deferred),
                 specificity=given.rate("specificity", ~said, ~positive),
                 auroc=Estimate.of(auroc(p, positive, **_resamples(probs.numel(), seed))) if ranked else None,
+                recalibrated=None if recalibrated is None else float(recalibrated[k]),
             )
         )
     return tuple(found)

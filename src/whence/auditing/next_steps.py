@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from whence.auditing.calibration import relative_error, significant_sign
@@ -13,9 +14,11 @@ from whence.report.formatting import quantity
 from whence.report.record.audit import AuditRecord, DeferralRule
 from whence.report.record.common import Tone
 from whence.report.record.groups import Group, GroupDifference, Grouping
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.verdict import NextStep, PointKey, VerdictRules
 
 FEW = 0.1  # width of the interval of the accuracy above which the test data are too few
+NEAR = 10  # times the negligible difference, within which two log losses are as good as equal
 USEFUL = 0.1  # relative fall of the error by deferral that is worth a line
 RARE = 3  # classes that are named
 GROUPED = 3  # groups that are named for a quantity
@@ -66,6 +69,15 @@ class _Steps:
         yield from self._about_groups()
         yield from self._about_weights()
 
+    @cached_property
+    def _classes_off(self) -> list[tuple[float, ClassCalibration]]:
+        """Classes whose mean probability is off, the furthest first; of two, the rarer one says as much as both."""
+        rows = (self.record.quality and self.record.quality.classes) or ()
+        off = [(relative_error(row, self.rules), row) for row in rows]
+        found = sorted((pair for pair in off if pair[0] >= self.rules.class_mixed), key=lambda pair: -pair[0])
+        two = len(rows) == 2 and self.record.quality is not None and self.record.quality.two_classes is not None
+        return [min(found, key=lambda pair: pair[1].frequency or 0.0)] if two and found else found
+
     @property
     def _answers(self) -> str:
         return "probabilities" if self.judge.metric("ece") else "predictions"
@@ -96,6 +108,15 @@ class _Steps:
                     "the training data, so the prior and the thresholds were chosen on data that the network has "
                     "fitted.",
                 )
+        if overlap is not None and overlap.between and data.test is not None:
+            part = overlap.between / data.test.inputs
+            yield _Step(
+                Rank.INVALID if part > self.rules.duplicates_poor else Rank.MIXED,
+                part,
+                "Keep test and validation data apart, and repeat the audit.",
+                f"{overlap.between:,} of {data.test.inputs:,} test inputs ({percent(part)}) are in the validation "
+                "data, so thresholds were chosen on the data that judge them.",
+            )
         if data.validation is None:
             yield _Step(
                 Rank.MIXED,
@@ -134,22 +155,25 @@ class _Steps:
         quality = self.record.quality
         if quality is None:
             return
-        off = [(relative_error(row, self.rules), row) for row in quality.classes or ()]
-        for error, row in sorted(off, key=lambda pair: -pair[0])[:RARE]:
-            if error >= self.rules.class_mixed:
-                often = "often" if (row.predicted or 0.0) > (row.frequency or 0.0) else "rarely"
-                yield _Step(
-                    Rank.POOR if error >= self.rules.class_poor else Rank.MIXED,
-                    min(error, 0.99),
-                    f"Correct the probability of `{row.name}`, which is predicted too {often}: undo class weights, or "
-                    "shift its logit to the frequency where the network is used.",
-                    f"Mean probability {percent(row.predicted)}, frequency {percent(row.frequency)} in the test data.",
-                )
+        for error, row in self._classes_off[:RARE]:
+            often = "often" if (row.predicted or 0.0) > (row.frequency or 0.0) else "rarely"
+            label = quality.baseline.label if quality.baseline else ""
+            after = f"; after {label} {percent(row.recalibrated)}" if row.recalibrated is not None else ""
+            yield _Step(
+                Rank.POOR if error >= self.rules.class_poor else Rank.MIXED,
+                min(error, 0.99),
+                f"Correct the probability of `{row.name}`, which is predicted too {often}: undo class weights, or "
+                "shift its logit until its mean probability is its frequency where the network is used.",
+                f"Mean probability {percent(row.predicted)}{after}; frequency {percent(row.frequency)} in the test "
+                "data.",
+            )
         rank, ece = self._rank("calibration"), self.judge.metric("ece")
         side = significant_sign(quality.overconfidence)
         if rank is not None and ece is not None and ece.bayesian is not None and side:
             best, own = ece.recalibrated, ece.bayesian.value or 0.0
-            if best is not None and (best.value or 1.0) < own and quality.baseline is not None:
+            if self._classes_off:
+                pass  # a temperature does not move the probability of one class: the step above comes first
+            elif best is not None and (best.value or 1.0) < own and quality.baseline is not None:
                 yield _Step(
                     rank,
                     own,
@@ -166,13 +190,13 @@ class _Steps:
                 )
         coverage = self.judge.value("coverage")
         if rank is not None and ece is None and coverage is not None:
-            yield _Step(
-                rank,
-                abs((coverage.value or 0.0) - 0.95),
+            words = (
                 "Do not rely on the predictive distribution as it is: retrain or shift the predictions if they are too "
-                "high or too low, tune on validation data, or use conformal intervals.",
-                self.points["calibration"].words,
+                "high or too low, tune on validation data, or use conformal intervals."
+                if rank is Rank.POOR
+                else "Use conformal intervals where a stated coverage has to hold."
             )
+            yield _Step(rank, abs((coverage.value or 0.0) - 0.95), words, self.points["calibration"].words)
 
     def _about_sets(self) -> Iterator[_Step]:
         for row in self.record.conformal.rows if self.record.conformal else ():
@@ -241,7 +265,7 @@ class _Steps:
             )
 
     def _about_groups(self) -> Iterator[_Step]:
-        """One line for each grouping and quantity that differs."""
+        """One line for what differs between the groups of a grouping, and one for how often they are deferred."""
         found = self.record.groups
         for one in found.groupings if found else ():
             hits: dict[str, list[tuple[Group, GroupDifference]]] = {}
@@ -249,10 +273,12 @@ class _Steps:
                 for apart in group.differences:
                     if apart.significant and apart.difference.value is not None:
                         hits.setdefault(apart.quantity, []).append((group, apart))
-            for quantity_name, rows in hits.items():
-                yield _group_step(
-                    one, quantity_name, sorted(rows, key=lambda row: -abs(row[1].difference.value or 0.0))
-                )
+            for rows in hits.values():
+                rows.sort(key=lambda row: -abs(row[1].difference.value or 0.0))
+            for deferred in (False, True):
+                some = {name: rows for name, rows in hits.items() if ("deferred" in name) is deferred}
+                if some:
+                    yield _group_step(one, some, deferred)
 
     def _about_weights(self) -> Iterator[_Step]:
         quality, metric = self.record.quality, self.judge.metric("nll")
@@ -262,12 +288,18 @@ class _Steps:
         if gain.low is None or gain.high is None or gain.value is None:
             return
         size = with_interval(gain.value, gain.low, gain.high, "nats", signed=True)
+        if self._classes_off:
+            return  # neither should be used before the class is corrected
         if is_negligible(gain, self.rules.negligible):
+            small = max(abs(gain.low), abs(gain.high)) <= self.rules.negligible * NEAR
             yield _Step(
                 Rank.GAIN,
                 0.01,
                 f"For {self._answers} alone the plain network after {quality.baseline.label} is enough; the posterior "
-                "adds novelty, layers and intervals.",
+                "adds novelty, layers and intervals."
+                if small
+                else f"For {self._answers} alone no gain from uncertain weights over the plain network after "
+                f"{quality.baseline.label} was shown; more test inputs would tell.",
                 f"No significant difference in log loss ({size}).",
             )
         elif gain.value > 0:
@@ -279,13 +311,18 @@ class _Steps:
             )
 
 
-def _group_step(one: Grouping, name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> _Step:
-    deferred = "deferred" in name
+def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference]]], deferred: bool) -> _Step:
     words = (
         f"Check whether it is acceptable that groups of `{one.name}` are deferred more or less often than others."
         if deferred
         else f"Find out why groups of `{one.name}` differ: look at their inputs and labels, or collect more of them."
     )
+    because = " ".join(_beside_the_rest(name, rows) for name, rows in hits.items())
+    largest = max(abs(rows[0][1].difference.value or 0.0) for rows in hits.values())
+    return _Step(Rank.GAIN if deferred else Rank.MIXED, min(largest, 0.99), words, because)
+
+
+def _beside_the_rest(name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> str:
     shown = [
         f"`{group.name}` {points(d.difference.value or 0.0, signed=True)} percentage points (p = {p_value(d.p)})"
         if d.is_share
@@ -294,9 +331,7 @@ def _group_step(one: Grouping, name: str, rows: Sequence[tuple[Group, GroupDiffe
         for group, d in rows[:GROUPED]
     ]
     more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""
-    because = f"{name[0].upper()}{name[1:]}, beside the rest: {', '.join(shown)}{more}."
-    largest = max(abs(d.difference.value or 0.0) for _, d in rows)
-    return _Step(Rank.GAIN if deferred else Rank.MIXED, min(largest, 0.99), words, because)
+    return f"{name[0].upper()}{name[1:]}, beside the rest: {', '.join(shown)}{more}."
 
 
 def _error(row: DeferralRule | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -31,15 +32,22 @@ def novelty(context: Context) -> Novelty:
     if reference is None:
         raise NotDefined("no validation data were given, relative to which novelty is measured.")
     context.need("test")
-    level = max(0.01, 1 / (reference.size + 1))
+    level = _level(reference.size)
     sets = {name: found for name in ("test", "ood") if (found := _found(context, name)) is not None}
     layers = _quantiles(reference.names, reference.unexplained, None)
     described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
     detected = detection(context, sets, level)
     for name, found in sets.items():
         described.append(replace(_set(name, found, level), flagged_combined=detected.flagged.get(name)))  # type: ignore[arg-type]
-    words = tuple(_words(sets, level, detected.flagged.get("ood")))
+    words = tuple(_words(sets, level, reference.size, detected.flagged.get("ood")))
     return Novelty(reference.size, reference.names, level, tuple(described), detected.rows, words, detected.choice)
+
+
+def _level(size: int) -> float:
+    """1%, or the smallest p-value that ``size`` reference inputs allow, rounded up to two digits."""
+    least = 1 / (size + 1)
+    scale = 10.0 ** (1 - math.floor(math.log10(least)))
+    return max(0.01, math.ceil(least * scale) / scale)
 
 
 def _found(context: Context, name: str) -> Found | None:
@@ -72,17 +80,19 @@ def _flagged(found: Found, level: float) -> float:
     return float((found.p_value <= level).double().mean())
 
 
-def _words(sets: dict[str, Found], level: float, combined: float | None) -> Iterator[str]:
-    """``combined`` is the share of out-of-distribution inputs that all detectors together flag."""
+def _words(sets: dict[str, Found], level: float, size: int, combined: float | None) -> Iterator[str]:
+    """``combined`` is the share of out-of-distribution inputs that all detectors together flag.
+
+    P-values from ``size`` reference inputs are multiples of 1 / (size + 1).
+    """
     inside = sets["test"]
     flagged = share_of("flagged", int((inside.p_value <= level).sum()), len(inside))
     assert flagged is not None
     yield (
         f"At p ≤ {p_value(level)}, novelty over all layers flags {percent(flagged)} of {len(inside):,} test inputs "
-        "(95% "
-        f"interval {percent(flagged.low)} to {percent(flagged.high)}); {percent(level)} would be flagged if they were "
-        "like "
-        "the reference inputs."
+        f"(95% interval {percent(flagged.low)} to {percent(flagged.high)}); "
+        f"{percent(math.floor(level * (size + 1)) / (size + 1))} would be flagged if they were like the {size:,} "
+        "reference inputs."
     )
     if "ood" in sets:
         found = sets["ood"]
@@ -94,6 +104,5 @@ def _words(sets: dict[str, Found], level: float, combined: float | None) -> Iter
             part = first.count(most) / len(first)
             yield (
                 f"Of the {len(first):,} out-of-distribution inputs that novelty over all layers flags, "
-                f"{percent(part, 0)} "
-                f"differ most in `{most}`."
+                f"{percent(part, 0)} differ most in `{most}`."
             )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.auditing.calibration import bias_words, distribution_words
+from whence.auditing.calibration import apart, bias_words, distribution_words
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
 from whence.metrics import pit, rmse, width
@@ -26,7 +26,6 @@ from whence.report.record.common import Estimate, PlainAndBayesian
 from whence.report.record.numbers import LevelCoverage, NumberChecks, OutputChecks, PitCounts, SpreadBin
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
-JUDGED = 0.9  # the one that is judged in words; five judgements would be wrong by chance too often
 SHOWN = 4  # outputs
 POINTS = 400  # of predicted against true
 BINS = 10  # of the transform
@@ -67,11 +66,11 @@ def _estimate(found: Any) -> Estimate:
 def _coverage(
     level: float, predictions: Mapping[Kind, Any], values: Mapping[Kind, Tensor], y: Tensor, members: Elements
 ) -> LevelCoverage:
-    found = {
-        kind: _estimate(held_share("coverage", _inside(one, values[kind], y, level), members))
-        for kind, one in predictions.items()
-    }
-    return LevelCoverage(level, found[Kind.PLAIN], found[Kind.BAYESIAN], found.get(Kind.RECALIBRATED))
+    inside = {kind: _inside(one, values[kind], y, level) for kind, one in predictions.items()}
+    found = {kind: _estimate(held_share("coverage", which, members)) for kind, which in inside.items()}
+    strict = replace(members, options=replace(members.options, level=1 - 0.05 / len(LEVELS)))
+    joint = _estimate(held_share("coverage", inside[Kind.BAYESIAN], strict))
+    return LevelCoverage(level, found[Kind.PLAIN], found[Kind.BAYESIAN], found.get(Kind.RECALIBRATED), joint)
 
 
 def _inside(prediction: Any, values: Tensor, y: Tensor, level: float) -> Tensor:
@@ -120,12 +119,14 @@ def _spread(centre: Tensor, std: Tensor, y: Tensor, seed: int) -> Iterator[Sprea
 
 
 def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
-    row = next(row for row in found.coverage if row.level == JUDGED).bayesian
-    if row.low is not None and row.high is not None and not row.low <= JUDGED <= row.high:
-        side = "narrow" if row.high < JUDGED else "wide"
+    off = [(apart(row.judged, row.level), row) for row in found.coverage]
+    furthest, row = max(off, key=lambda pair: pair[0])
+    if furthest > 0:
+        share = row.bayesian
         yield (
-            f"The Bayesian {percent(JUDGED)} intervals contain {percent(row.value)} of {row.count:,} true values (95% "
-            f"interval {percent(row.low)} to {percent(row.high)}): they are too {side}."
+            f"The Bayesian {percent(row.level)} intervals contain {percent(share.value)} of {share.count:,} true "
+            f"values, significantly {'more' if (share.value or 0.0) > row.level else 'fewer'} than "
+            f"{percent(row.level)} (corrected for the number of levels)."
         )
     elif not histogram.outside:
         yield (

@@ -16,8 +16,8 @@ MOST = 100_000  # training inputs that are compared
 
 
 def overlap(train: Any, test: Examples | None, validation: Examples | None, most: int = MOST) -> Overlap | None:
-    """Compare inputs by content; None without training data, or without a set to compare them with."""
-    sets = {one.name: row_hashes(one.inputs) for one in (test, validation) if one is not None}
+    """Compare inputs by content; None without training data, or without a set to compare it with."""
+    sets = {one.name: row_hashes(one.inputs).cpu() for one in (test, validation) if one is not None}
     if train is None or not sets:
         return None
     parts, checked = [], 0
@@ -30,7 +30,8 @@ def overlap(train: Any, test: Examples | None, validation: Examples | None, most
         return None  # an iterator that the fit has used up
     seen = torch.cat(parts)
     counts = {name: int(torch.isin(found, seen).sum()) for name, found in sets.items()}
-    return Overlap(checked, counts.get("test"), counts.get("validation"))
+    between = int(torch.isin(sets["test"], sets["validation"]).sum()) if len(sets) == 2 else None
+    return Overlap(checked, counts.get("test"), counts.get("validation"), between)
 
 
 def _batches(train: Any) -> Iterator[Inputs]:

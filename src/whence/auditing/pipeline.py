@@ -22,7 +22,6 @@ from whence.auditing.groups import groups as group_tables
 from whence.auditing.input_scores import input_scores
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
-from whence.auditing.overlap import overlap
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
 from whence.auditing.results import Audit
@@ -294,7 +293,7 @@ def _record(context: Context, found: dict[str, Any], log: Progress, title: str |
             train=None if trained_on is None else record.TrainingSize(trained_on),  # type: ignore[arg-type]
             **{name: None if one is None else one.size for name, one in sets.items()},  # type: ignore[arg-type]
             input_shape=tuple(shown.inputs.shape[1:]) if shown and isinstance(shown.inputs, Tensor) else None,
-            overlap=overlap(context.train, sets["test"], sets["validation"]),
+            overlap=context.overlap,
             elements=context.elements,
             profiled=record.ProfiledInputs(**{name: len(one) for name, one in context.profiled.items()}),
         ),

@@ -11,6 +11,7 @@ from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.verdict import Point, VerdictRules
 
+FAR = 0.1  # of a class's accuracy below that of all
 LITTLE = 0.2  # part of the prior variance that training explains, below which shares follow the prior
 
 
@@ -53,6 +54,39 @@ class Judge:
         own = next((one for one in (found.detectors if found else None) or () if one.name == usual), None)
         return own is not None and graded(own.auroc, self.rules.novelty_good, self.rules.novelty_poor) == "good"
 
+    @property
+    def shared_inputs(self) -> str | None:
+        """How many inputs of the test and validation data are in the training data, in words."""
+        data = self.record.data
+        found, sets = data.overlap, {"test": data.test, "validation": data.validation}
+        counts = {"test": found.test, "validation": found.validation} if found else {}
+        said = [
+            f"{counts[name]:,} of its {one.inputs:,} {name} inputs"
+            for name, one in sets.items()
+            if one and counts.get(name)
+        ]
+        return " and ".join(said) or None
+
+    @property
+    def _least_recalled(self) -> tuple[str, Estimate] | None:
+        """The class that is recognised least often, if that is far and significantly below the accuracy."""
+        accuracy, rows = self.value("accuracy"), (self.record.quality and self.record.quality.classes) or ()
+        if accuracy is None or accuracy.value is None or any(row.specificity is not None for row in rows):
+            return None  # a label of several is recognised where it is absent too
+        found = min(
+            ((row.name, row.recall) for row in rows if row.recall is not None and row.recall.value is not None),
+            key=lambda pair: pair[1].value or 0.0,
+            default=None,
+        )
+        far = found is not None and (found[1].high or 1.0) < accuracy.value - FAR
+        return found if far else None
+
+    @property
+    def worst_class(self) -> str:
+        """The class that is recognised least often, in words; empty if none is far below the accuracy."""
+        found = self._least_recalled
+        return "" if found is None else f" (of class `{found[0]}` {percent(found[1].value)})"
+
     # The data and the network
 
     def independence(self) -> Point | None:
@@ -61,9 +95,9 @@ class Judge:
         found, test = data.overlap, data.test
         if found is None or found.test is None or test is None or not test.inputs:
             return None
-        part = found.test / test.inputs
+        part, between = found.test / test.inputs, (found.between or 0) / test.inputs
         held = found.validation / data.validation.inputs if found.validation and data.validation else 0.0
-        tone = tone_of(max(part, held), rules.duplicates_mixed, rules.duplicates_poor)
+        tone = tone_of(max(part, between, held), rules.duplicates_mixed, rules.duplicates_poor)
         words = f"{found.test:,} of {test.inputs:,} test inputs ({percent(part)}) also occur in the training data."
         if not found.test:
             words = (
@@ -71,6 +105,10 @@ class Judge:
             )
         if held and data.validation:
             words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."
+        if between:
+            words += (
+                f" {found.between:,} of the test inputs are in the validation data, which tuned and chose thresholds."
+            )
         rule = (
             f"Good up to {percent(rules.duplicates_mixed)} of the test or validation inputs, poor above "
             f"{percent(rules.duplicates_poor)}. Inputs are compared by content; near copies are not found."
@@ -91,11 +129,9 @@ class Judge:
         apart_words = with_interval(abs(saved), *ends, "nats").replace(", 95%", " (95%")
         words = f"The log loss is {'lower' if saved > 0 else 'higher'} than that of {guess.words}, by {apart_words})."
         if guess.accuracy is not None and accuracy is not None and accuracy.value is not None:
-            more = "more often than" if guess.accuracy > accuracy.value else "less often than"
-            same = abs(guess.accuracy - accuracy.value) < 5e-4
             words += (
-                f" Always answering `{guess.name}` is right {'as often as' if same else more} the network "
-                f"({percent(guess.accuracy)} against {percent(accuracy.value)})."
+                f" Always answering `{guess.name}` would be right in {percent(guess.accuracy)}, the network is in "
+                f"{percent(accuracy.value)}{_unclear(guess.accuracy, accuracy)}."
             )
         rule = (
             f"Good if the log loss is significantly lower; poor if it cannot be more than {percent(rules.skill_poor)} "
@@ -159,14 +195,14 @@ class Judge:
         tone = graded(auroc, good, poor)
         words = f"Its uncertainty ranks wrong answers above correct ones with an AUROC of {area(auroc.value)}"
         if implied is not None:
-            words += f"; with the confidence that it states, {area(implied)} is to be expected"
+            words += f"; its stated confidences imply {area(implied)}"
             if tone == "mixed" and (auroc.value or 0.0) >= poor and (auroc.high or 0.0) >= implied:
                 tone = "good"
         deferral = self.record.deferral
         more = f" {deferral.words[0]}" if deferral and deferral.words else ""
         rule = (
             f"{_auroc_rule(good, poor)} From {number(poor)} it is also good if it is not significantly below what the "
-            "stated confidence lets expect: some problems have errors that nobody can foresee."
+            "stated confidences imply: some problems have errors that nobody can foresee."
         )
         return Point("Knows its errors", f"{words}.{more}", tone, "errors", rule)
 
@@ -180,7 +216,10 @@ class Judge:
             beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
             others = "".join(f" ({one.label}: {area(one.auroc.value)})" for one in beside)
             name = f"The {own.label}" if own.name == "combined" else _capital(own.label)
-            words = f"{name} detects out-of-distribution inputs with an AUROC of {area(own.auroc.value)}{others}."
+            words = (
+                f"{name} detects the {self._novel} out-of-distribution inputs given with an AUROC of "
+                f"{area(own.auroc.value)}{others}."
+            )
             tone = graded(own.auroc, rules.novelty_good, rules.novelty_poor)
             beaten = choice is not None and choice.is_beaten
             if beaten or (best.auroc.value or 0.0) > (own.auroc.value or 0.0) + rules.beaten:
@@ -194,8 +233,16 @@ class Judge:
         auroc = self.value("ood_auroc")
         if auroc is None:
             return None
-        words = f"Uncertainty detects out-of-distribution inputs with an AUROC of {area(auroc.value)}."
+        words = (
+            f"Uncertainty detects the {self._novel} out-of-distribution inputs given with an AUROC of "
+            f"{area(auroc.value)}."
+        )
         return Point(label, words, graded(auroc, rules.novelty_good, rules.novelty_poor), "novelty", rule)
+
+    @property
+    def _novel(self) -> str:
+        given = self.record.data.ood
+        return f"{given.inputs:,}" if given else ""
 
     def groups(self) -> Point | None:
         """What the comparisons of groups found."""
@@ -208,7 +255,8 @@ class Judge:
         every = [d for one in found.groupings for group in one.groups for d in group.differences if d.significant]
         words = " ".join(found.words[: 2 if every else 1])
         worse = any("deferred" not in d.quantity for d in every)  # deferring some more often is no error
-        return Point("Subgroups", words, "mixed" if worse else "note", "groups")
+        rule = "Mixed if a group differs significantly in more than how often it is deferred."
+        return Point("Subgroups", words, "mixed" if worse else "note", "groups", rule)
 
     def prior(self) -> Point | None:
         label, profile = "Prior and data", self.record.profile
@@ -223,6 +271,13 @@ class Judge:
         if explained < LITTLE:
             words = f"Training reduced the prior variance by only {percent(explained, 0)}, so shares follow the prior."
         return Point(label, words, "note", "prior")
+
+
+def _unclear(share: float, accuracy: Estimate) -> str:
+    """Said where an accuracy is not significantly different from a share."""
+    if accuracy.low is None or accuracy.high is None or not accuracy.low <= share <= accuracy.high:
+        return ""
+    return "" if share == accuracy.value else ": no significant difference"
 
 
 def _capital(text: str) -> str:

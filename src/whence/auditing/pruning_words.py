@@ -38,28 +38,33 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     if chance is not None and whole.accuracy is not None and whole.accuracy <= chance + LOST:
         return (
             f"The network with all its weights answers {percent(whole.accuracy)} of the inputs correctly"
-            f"{_count(whole)}, no more than always giving the most frequent answer would ({percent(chance)}). Its "
-            "accuracy "
-            "cannot show what pruning costs."
+            f"{_count(whole)}, {_beside(whole.accuracy, chance)} always giving the most frequent answer "
+            f"({percent(chance)}), so its accuracy cannot show what pruning costs."
         )
     curves = {by: sorted((r for r in rows if r.by == by), key=lambda r: r.sparsity) for by in _criteria(rows)}
     kept = {by: _acceptable(curve, whole) for by, curve in curves.items()}
-    best = max((by for by in kept), key=lambda by: (_pruned(kept[by][-1], whole), by != RANDOM))
+    best = max((by for by in kept), key=lambda by: (kept[by][-1].sparsity, by != RANDOM))
     last = kept[best][-1]
     following = next((row for row in curves[best] if row.sparsity > last.sparsity), None)
-    if not _pruned(last, whole):
+    if not last.sparsity:
         return _nothing(following, whole, best)
-    part = percent(_pruned(last, whole), 0)
-    words = f"Ranked by {CRITERIA[best]}, {part} of all weights can be removed before {_loss(whole)}"
+    part = percent(last.sparsity, 0)
+    words = f"Ranked by {CRITERIA[best]}, {part} of the weights (without biases) can be removed before {_loss(whole)}"
     if best != RANDOM and RANDOM in kept:
-        random = _pruned(kept[RANDOM][-1], whole)
+        random = kept[RANDOM][-1].sparsity
         words += f"; at random, {percent(random, 0) if random else 'none'}"
     words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
+    if _may_exceed(last, whole):
+        words += " A larger loss than that cannot be excluded."
     if following is not None:
-        words += f" With {percent(_pruned(following, whole), 0)} removed it {_moved(following, whole)}."
+        words += f" With {percent(following.sparsity, 0)} removed it {_moved(following, whole)}."
         if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
             words += " Larger fractions at which it recovers are not counted."
     return words
+
+
+def _beside(accuracy: float, chance: float) -> str:
+    return f"at most {points(LOST)} percentage points more than" if accuracy > chance else "no more than"
 
 
 def _criteria(rows: Sequence[PruneRow]) -> list[str]:
@@ -84,19 +89,23 @@ def _fits(row: PruneRow, whole: PruneRow) -> bool:
     return row.nll <= whole.nll + LOST
 
 
-def _pruned(row: PruneRow, whole: PruneRow) -> float:
-    """The share of all weights that is removed."""
-    return 1 - row.parameters / whole.parameters
-
-
 def _nothing(first: PruneRow | None, whole: PruneRow, by: str) -> str:
     if first is None:
         return "No fraction was tried."
     return (
-        f"By no criterion can {percent(_pruned(first, whole), 0)} of all weights, the smallest fraction that was "
-        "tried, be "
-        f"removed before {_loss(whole)}: ranked by {CRITERIA[by]}, it {_moved(first, whole)}{_interval(first, whole)}."
+        f"By no criterion can {percent(first.sparsity, 0)} of the weights, the smallest fraction that was "
+        f"tried, be removed before {_loss(whole)}: ranked by {CRITERIA[by]}, it {_moved(first, whole)}"
+        f"{_interval(first, whole)}."
     )
+
+
+def _may_exceed(row: PruneRow, whole: PruneRow) -> bool:
+    """Whether the interval of the change reaches beyond the loss that counts as acceptable."""
+    if row.change_low is None or row.change_high is None:
+        return False
+    if whole.accuracy is not None:
+        return row.change_low < -LOST
+    return row.change_high > LOST * (whole.rmse if whole.rmse is not None else 1.0)
 
 
 def _loss(whole: PruneRow) -> str:

@@ -44,6 +44,12 @@ class Ordered:
         last[:-1] = ordered[1:] != ordered[:-1]
         return cls(ordered, order, last.nonzero().flatten())
 
+    def until(self, thresholds: Sequence[float], fewest: int = 1) -> dict[int, float]:
+        """The last answer below each threshold, and that threshold; without those that answer too few or all."""
+        wanted = torch.tensor(list(thresholds), dtype=self.uncertainty.dtype)
+        ends = (torch.searchsorted(self.uncertainty, wanted, right=True) - 1).tolist()
+        return {e: t for e, t in zip(ends, thresholds, strict=True) if fewest - 1 <= e < len(self.uncertainty) - 1}
+
     def some(self, most: int, fewest: int = 1) -> Tensor:
         """At most ``most`` of the ends, evenly spaced in coverage; with ``fewest`` answers up to the first."""
         ends = self.ends[self.ends >= min(fewest, len(self.uncertainty)) - 1]
@@ -52,23 +58,28 @@ class Ordered:
         wanted = spaced(len(self.uncertainty), most + 1)[1:]
         return ends[torch.searchsorted(ends, wanted).clamp(max=len(ends) - 1)].unique()
 
-    def step(self, end: int, error: Measured | None) -> DeferralStep:
+    def step(self, end: int, error: Measured | None, threshold: float | None = None) -> DeferralStep:
+        """By default with the uncertainty of the last answer as its threshold."""
         found, total = Estimate.of(error), len(self.uncertainty)
         assert found is not None  # something is answered
-        return DeferralStep(float(self.uncertainty[end]), end + 1, total - end - 1, (end + 1) / total, found)
+        threshold = float(self.uncertainty[end]) if threshold is None else threshold
+        return DeferralStep(threshold, end + 1, total - end - 1, (end + 1) / total, found)
 
 
 # Labels
 
 
-def label_steps(answers: Answers) -> tuple[DeferralStep, ...]:
-    """Error rates with exact intervals; where labels are not independent, with those of as many that are."""
+def label_steps(answers: Answers, thresholds: Sequence[float] = ()) -> tuple[DeferralStep, ...]:
+    """Error rates with exact intervals; where labels are not independent, with those of as many that are.
+
+    At many thresholds, with the given ones among them.
+    """
     wrong, labels = answers.wrong.reshape(-1), answers.labels.reshape(-1)
     count = len(answers.wrong)
     owner = torch.arange(count).repeat_interleave(wrong.numel() // count)
     ordered = Ordered.by(answers.uncertainty.reshape(-1))
-    found = []
-    for end in ordered.some(STEPS).tolist():
+    found, given = [], ordered.until(thresholds)
+    for end in sorted({*ordered.some(STEPS).tolist(), *given}):
         mine = ordered.order[: end + 1]
         if answers.single:
             error = share_of("error", int(wrong[mine].sum()), end + 1)
@@ -76,7 +87,7 @@ def label_steps(answers: Answers) -> tuple[DeferralStep, ...]:
             hits, trials = (torch.bincount(owner[mine], part[mine], count) for part in (wrong, labels))
             error = clustered_share("error", hits, trials)
         if error is not None:
-            found.append(ordered.step(end, error))
+            found.append(ordered.step(end, error, given.get(end)))
     return tuple(found)
 
 
@@ -101,11 +112,13 @@ class NumberAnswers:
     squared: Tensor
     seed: int = 0
 
-    def steps(self) -> tuple[DeferralStep, ...]:
-        """Root mean squared errors at many thresholds."""
+    def steps(self, thresholds: Sequence[float] = ()) -> tuple[DeferralStep, ...]:
+        """Root mean squared errors at many thresholds, with the given ones among them."""
         ordered = Ordered.by(self.uncertainty)
-        ends = ordered.some(STEPS, FEWEST)
-        return tuple(map(ordered.step, ends.tolist(), self._errors(ordered, ends)))
+        given = ordered.until(thresholds, min(FEWEST, len(self.uncertainty)))
+        ends = sorted({*ordered.some(STEPS, FEWEST).tolist(), *given})
+        errors = self._errors(ordered, torch.tensor(ends))
+        return tuple(ordered.step(end, error, given.get(end)) for end, error in zip(ends, errors, strict=True))
 
     def errors(self, thresholds: Sequence[float]) -> list[Measured | None]:
         """Root mean squared errors up to each threshold; None where nothing is answered."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from typing import Any
 
 from whence.auditing.context import Context
 from whence.auditing.pruning_words import most_frequent, pruning_words
@@ -62,8 +63,23 @@ def answers(context: Context) -> tuple[Answer, ...]:
     targets = context.need_targets("test")
     profile = context.profile_posterior.as_laplace("this")
     if context.has_dense_outputs:
-        raise NotDefined("shares need outputs [N, C].")
+        raise NotDefined("they need one vector of outputs for each input; this network has one for each position.")
     outside = context.examined("ood") if context.has("ood") else None
     inside = context.examined("test")
     found = answers_given(inside, targets[context.profiled_index("test")], outside, profile)
-    return tuple(Answer(one.question, one.words, one.numbers) for one in found.items)
+    same = context.profile_posterior is context.posterior
+    return tuple(
+        Answer(one.question, one.words + ("" if same else _priors(one.numbers)), one.numbers) for one in found.items
+    )
+
+
+def _priors(numbers: Mapping[str, Any]) -> str:
+    """Which prior the numbers of an answer belong to, where shares and predictions have different ones."""
+    shares = "explained" in numbers or "share" in numbers or "moved" in numbers
+    scores = "whole" in numbers or "kept" in numbers
+    if shares and scores:
+        return (
+            " The shares are under the prior that the evidence prefers, the scores under the tuned one, which leaves "
+            "the weights hardly any uncertainty."
+        )
+    return " This is under the prior that the evidence prefers." if shares else ""

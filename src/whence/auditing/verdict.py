@@ -19,10 +19,6 @@ PENDING = Verdict("", "unknown", ())  # of a record that was not yet judged
 
 # The words for a judged point in the paragraph, by tone
 SUMMARIES: dict[PointKey, dict[Tone, str]] = {
-    "independence": {
-        "mixed": "was tested or tuned on a few inputs of its training data",
-        "poor": "was tested or tuned on many inputs of its training data",
-    },
     "guessing": {
         "mixed": "is not significantly better than guessing",
         "poor": "is no better than guessing",
@@ -42,9 +38,9 @@ SUMMARIES: dict[PointKey, dict[Tone, str]] = {
         "poor": "is rarely uncertain when it is wrong",
     },
     "novelty": {
-        "good": "detects out-of-distribution inputs",
-        "mixed": "detects only some out-of-distribution inputs",
-        "poor": "rarely detects out-of-distribution inputs",
+        "good": "detects the out-of-distribution inputs given",
+        "mixed": "detects only some of the out-of-distribution inputs given",
+        "poor": "rarely detects the out-of-distribution inputs given",
     },
 }
 
@@ -93,10 +89,13 @@ def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
     if judge.beaten_by_one_class:
         summaries["guessing"]["poor"] = "is right less often than always giving the most frequent answer"
     if judge.beaten_detector:
-        summaries["novelty"]["mixed"] = "detects out-of-distribution inputs less well than another detector would"
+        summaries["novelty"]["mixed"] = "detects the out-of-distribution inputs given less well than another detector"
+    shared = judge.shared_inputs
+    said = f"was trained on {shared}" if shared else "was tuned on inputs of its test data"
+    summaries["independence"] = dict.fromkeys(("mixed", "poor"), said)
     known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
-    said = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
-    good, other = ([words for words, fine in said if fine == wanted] for wanted in (True, False))
+    found = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
+    good, other = ([words for words, fine in found if fine == wanted] for wanted in (True, False))
     if good:
         yield f"It {_listed(good)}."
     if other:
@@ -119,5 +118,5 @@ def _opening(judge: Judge) -> str:
         return f"{words}."
     of = judge.record.data.counted(score.count, "test")
     if accuracy:
-        return f"{words} and classifies {percent(score.value)} of {of} correctly."
+        return f"{words} and classifies {percent(score.value)} of {of} correctly{judge.worst_class}."
     return f"{words} and an RMSE of {quantity(score.value, judge.record.unit)} on {of}."

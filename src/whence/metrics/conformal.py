@@ -244,7 +244,7 @@ def held_share(name: str, held: Tensor, members: Elements) -> Estimate:
     In groups: the mean over groups of the share of each, with the interval of a clustered share.
     """
     if members.group is None:
-        found = share_of(name, int(held.sum()), len(held))
+        found = share_of(name, int(held.sum()), len(held), members.options.level)
         assert found is not None
         return found
     return share(name, held, replace(members, weights=_within_groups(members.group)))

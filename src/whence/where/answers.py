@@ -13,7 +13,7 @@ from torch import Tensor
 from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
-from whence.numerals import area, number, percent
+from whence.numerals import area, number, percent, points
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
 from whence.where.examined import FACTORS, Examined, examined
@@ -118,8 +118,12 @@ def _uncertainty(prediction: Any) -> Tensor:
     return values.reshape(len(values), -1).sum(1).double().cpu()
 
 
+def _in_points(error: float) -> str:
+    return f"{points(error)} percentage points"
+
+
 def _change(few: dict[str, float], whole: dict[str, float]) -> str:
-    shown: dict[str, Callable[[float], str]] = {"ece": percent, "ood_auroc": area}
+    shown: dict[str, Callable[[float], str]] = {"ece": _in_points, "ood_auroc": area}
     rows = [(label, shown.get(k, number), few[k], whole[k]) for k, label in LABELS.items() if k in whole]
     return ", ".join(f"{label} {show(some)} (all layers: {show(every)})" for label, show, some, every in rows)
 
@@ -206,10 +210,8 @@ def _prior(examined: Examined) -> Answer:
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())
     words = (
         f"Training reduced the prior variance by {percent(explained, 0)}. Compared with the shares under the prior "
-        "alone, "
-        f"{percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger moves up "
-        "to "
-        f"{percent(moved, 0)} of the variance to other layers."
+        f"alone, {percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger "
+        f"moves {'less than 1%' if moved < 0.01 else f'up to {percent(moved, 0)}'} of the variance to other layers."
     )
     numbers = {"explained": explained, "from_prior": from_prior, "moved": moved}
     return Answer("How much do the shares depend on the prior?", words, numbers)

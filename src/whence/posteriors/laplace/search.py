@@ -112,7 +112,7 @@ class Search:
         notice(
             f"tuning chose a very strong prior (precision {best.prior.describe()}): the posterior predicts the same "
             "as the network alone, with no gain on this validation data. That can be chance if there are few "
-            "validation data, or happen if the network was trained on them. Shares then reflect only the prior."
+            "validation data, or happen if the network was trained on them. Shares under this prior only repeat it."
         )
 
     def _at(self, posterior: Laplace, r: float, s: float) -> Laplace:

@@ -31,6 +31,8 @@ class ClassCalibration:
     specificity: Estimate | None = None  # of labels
     auroc: Estimate | None = None  # of labels
     iou: Estimate | None = None  # of pixels and tokens: those that have it and say it, of those that have or say it
+    recalibrated: float | None = None  # mean probability of the recalibrated network
+    overconfidence: Estimate | None = None  # confidence minus precision; the interval holds for all classes together
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,11 @@ class LevelCoverage:
     plain: Estimate
     bayesian: Estimate
     recalibrated: Estimate | None = None
+    joint: Estimate | None = None  # the Bayesian one with an interval that holds for all levels together
+
+    @property
+    def judged(self) -> Estimate:
+        return self.joint or self.bayesian
 
 
 @dataclass(frozen=True)

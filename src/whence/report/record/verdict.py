@@ -22,7 +22,7 @@ PointKey = Literal[
 ]
 JUDGED: tuple[PointKey, ...] = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
 
-RULES_VERSION = 2  # since 2 the distribution of F(true value) counts for predicted numbers
+RULES_VERSION = 2  # since 2 the distribution of F(true value) counts, and the answers of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class VerdictRules:
     pit_poor: float | None = 0.15
     class_mixed: float = 0.25  # error of a class's mean probability, relative to the rarer outcome
     class_poor: float = 0.5
+    answers_mixed: float = 0.1  # mean confidence of the answers of a class minus their accuracy
+    answers_poor: float = 0.25
     errors_good: float = 0.8  # AUROC of uncertainty for wrong answers
     errors_poor: float = 0.65
     novelty_good: float = 0.9  # AUROC for out-of-distribution inputs
@@ -79,6 +81,7 @@ ORDERED = (
     ("coverage_good", "coverage_poor"),
     ("pit_good", "pit_poor"),
     ("class_mixed", "class_poor"),
+    ("answers_mixed", "answers_poor"),
     ("errors_poor", "errors_good"),
     ("novelty_poor", "novelty_good"),
 )
@@ -139,8 +142,12 @@ class Guessing:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Inputs that also occur in the training data, of which the first ``checked`` were compared."""
+    """Inputs that also occur in the training data, of which the first ``checked`` were compared.
+
+    ``between``: test inputs that also occur in the validation data.
+    """
 
     checked: int
     test: int | None
     validation: int | None
+    between: int | None = None
