@@ -141,6 +141,12 @@ def flat_and_permuted(logits: Tensor, labels: Tensor, gen: torch.Generator) -> T
     return 0.1 * permuted(logits, labels, gen)
 
 
+def sharp_answers(logits: Tensor, labels: Tensor, gen: torch.Generator) -> Tensor:
+    """Answers of the first class state too much, and only those."""
+    first = logits.argmax(1, keepdim=True) == 0
+    return torch.where(first, 4 * logits, logits)
+
+
 def unrelated_confidence(logits: Tensor, labels: Tensor, gen: torch.Generator) -> Tensor:
     """The right answers, each with the confidence of another input."""
     top = logits.argmax(1)
@@ -248,6 +254,9 @@ SIMULATED = (
     Scenario("calibration", "overconfident, logits × 2.5", scaled(2.5), POOR),
     Scenario("calibration", "underconfident, logits × 0.3", scaled(0.3), POOR),
     Scenario("calibration", "a class five times as frequent as learnt", lambda n, s: shifted_case(n, s, 5.0), NOT_GOOD),
+    Scenario(
+        "calibration", "answers of one class overconfident", lambda n, s: classes_case(n, s, sharp_answers), NOT_GOOD
+    ),
     Scenario("calibration", "a rare label, calibrated", lambda n, s: rare_case(n, s, 1.0), GOOD),
     Scenario("calibration", "a rare label, trained with pos_weight = 5", lambda n, s: rare_case(n, s, 5.0), POOR),
     Scenario("calibration", "numbers, stated deviation right", lambda n, s: numbers_case(n, s, 1.0), GOOD),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from reproductions.claims import Claim
@@ -54,7 +55,12 @@ def filled(text: str, part: str, name: str = "") -> str:
     _, _, after = rest.partition(END)
     if not rest or begin not in text or END not in rest:
         raise ValueError(f"the README lacks {begin} and {END}")
-    return f"{before}{begin}\n{part}\n{END}{after}"
+    return f"{before}{begin}\n{minus_signs(part)}\n{END}{after}"
+
+
+def minus_signs(text: str) -> str:
+    """Minus signs before negative numbers, instead of hyphens, and none before zero."""
+    return re.sub(r"−(0(?:\.0+)?)(?![\d.])", r"\1", re.sub(r"(?<![\w`-])-(?=\d)", "−", text))
 
 
 def summary(collection: Collection) -> str:

@@ -9,6 +9,7 @@ from reproductions.claims import Interval, Verdict
 from reproductions.kniebel2020.stability import Stable
 from reproductions.store import Values
 
+RANGE = "; over priors and structures "  # said once in the article
 ARTICLE = Path(__file__).parents[2] / "docs" / "where-is-the-uncertainty.md"
 
 
@@ -33,7 +34,7 @@ def passages(tables: Callable[[Values], str], **titles: str) -> tuple[tuple[Path
     """The answers of an experiment for the article, by the names of their places in it."""
 
     def part(title: str) -> Callable[[Values], str]:
-        return lambda units: answer(tables(units), title) or "Not run yet."
+        return lambda units: answer(tables(units), title).replace(RANGE, "; ") or "Not run yet."
 
     return tuple((ARTICLE, name, part(title)) for name, title in titles.items())
 

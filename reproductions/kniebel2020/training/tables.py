@@ -150,7 +150,7 @@ def stopping(runs: Runs) -> str:
     answer = (
         f"Stopping when all layers have settled costs {over.text(3)} nats of test loss more than early stopping on "
         f"validation data, and {extra(ours, found[FIXED]).text(3)} more than a fixed number of epochs. "
-        f"It stops {early.times(100).text(0, '%')} of the training after the validation optimum. "
+        f"Its epoch minus that of the validation optimum is {early.times(100).text(0, '%')} of the training. "
         f"{so}."
     )
     head = ["stop by", "settings (most often)", "test loss − at the validation optimum", "epochs after the optimum"]
