@@ -101,6 +101,17 @@ def test_given_all_data_it_is_the_full_posterior(name: str, kind: str) -> None:
     assert process.effective_parameters == pytest.approx(gamma, rel=1e-8)
 
 
+@pytest.mark.parametrize("prior", [0.7, whence.Relative(1.0)], ids=["isotropic", "relative"])
+def test_of_the_last_layer_alone(prior: Any) -> None:
+    full, (x, y) = fitted("classification", layers="last", prior_precision=prior)
+    process = full.function_space((x, y), progress=False)
+    new = torch.randn(5, *x.shape[1:], dtype=torch.float64)
+    assert_close(process.predict(new).logit_cov, full.predict(new).logit_cov, 1e-8)
+    assert_close(process.predict(new, joint=True).covariance, full.predict(new, joint=True).covariance, 1e-8)
+    assert process.where(new).layers[0].variance_share == pytest.approx(1.0)
+    assert process.as_module(check=new)(new).mean.shape == (5, 4)
+
+
 @pytest.mark.parametrize("prior", ["isotropic", "bias", "relative", "per weight"])
 def test_under_every_prior(prior: str) -> None:
     full, data = fitted("classification", "odd")

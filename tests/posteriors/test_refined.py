@@ -102,6 +102,25 @@ def test_a_linear_regression_is_solved_exactly() -> None:
     assert float(posterior.log_evidence()) < float(found.log_evidence()) - 1, "at θ* it is only a bound here"
 
 
+@pytest.mark.parametrize("prior", [0.7, whence.Relative(1.0)], ids=["isotropic", "relative"])
+def test_other_data_leave_the_prior_as_it_is(prior: Any) -> None:
+    """Optimum, covariance and evidence are of one model, also for augmented inputs and for a part of the data."""
+    posterior, (x, y) = fitted("gaussian", prior_precision=prior)
+    noisy = x * torch.logspace(-1, 1, len(x), dtype=torch.float64).unsqueeze(1)
+    for inputs, values in ((noisy, y), (noisy[:5], y[:5])):
+        found = posterior.refined((inputs, values), tolerance=1e-12, progress=False)
+        assert_close(precision_of(found), precision_of(posterior), 1e-12)
+        stronger = [precision_of(one.with_prior(whence.Relative(3.0))) for one in (found, posterior)]
+        assert_close(*stronger, 1e-12)
+        outputs, rows, theta = dense(posterior, inputs)
+        features, noise, weight = rows.flatten(0, 1), 0.4**2, len(x) / len(inputs)
+        delta = precision_of(posterior)
+        covariance = torch.linalg.inv(weight * features.mT @ features / noise + torch.diag(delta))
+        residual = (values - outputs).flatten() + features @ theta
+        assert_close(found.covariance(), covariance, 1e-8)
+        assert_close(theta + flat(found), weight * covariance @ (features.mT @ residual) / noise, 1e-6)
+
+
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "block"])
 def test_the_curvature_is_taken_at_the_linear_models_outputs(structure: str) -> None:
     posterior, data = fitted("classification", structure=structure)

@@ -270,3 +270,25 @@ class Spectral(nn.Module):
 def spectral() -> Case:
     """A Fourier layer: real parameters with complex results."""
     return classify(Spectral(), normal(N, 2, 4), N)
+
+
+class Mixture(nn.Module):
+    """Experts that are called with the examples sent to them; the last one with none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """head(tanh(expert(x)))."""
+        hidden, sent = torch.zeros_like(x), (x[:, 0] > 0).long()
+        for number, expert in enumerate(self.experts):
+            hidden[sent == number] = expert(x[sent == number])
+        return self.head(torch.tanh(hidden))
+
+
+@register("mixture")
+def mixture() -> Case:
+    """Calls with some of the examples, and with none."""
+    return classify(Mixture(), normal(N, 4), N)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.contract.posteriors import MAKE, NEW, made
-from whence.errors import BadOption, NotDefined
+from whence.errors import BadOption, NotDefined, Notice
 
 pytestmark = pytest.mark.filterwarnings("ignore::whence.errors.Notice")
 
@@ -156,6 +157,26 @@ def test_tokens_of_a_posterior_over_the_embedding_too() -> None:
     scale = float((found.uncertainty - found.at_baseline).abs().max())
     assert float(found.residual.abs().max()) < 1e-3 * scale
     torch.testing.assert_close(found.uncertainty, posterior.predict(ids[:2]).epistemic)
+    with pytest.warns(Notice, match="the embedding of the tokens is uncertain itself"):
+        moved = posterior.attribute(ids[:2], steps=8, baseline=3)
+    torch.testing.assert_close(moved.at_baseline, posterior.predict(torch.full_like(ids[:2], 3)).epistemic)
+
+
+def test_jumps_that_no_number_of_steps_finds_are_told() -> None:
+    """The Jacobian of a ReLU network jumps where a unit switches, and with it the linearised variance."""
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3).double(), torch.randn(40, 1).double()
+    for activation, jumps in ((nn.ReLU(), True), (nn.Tanh(), False)):
+        net = nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1)).double()
+        posterior = whence.laplace(net, (x, y), likelihood=whence.Gaussian(0.5), progress=False)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            parts = [posterior.attribute(x[:12], steps=steps) for steps in (32, 256)]
+        said = [str(one.message) for one in seen if "attributions miss" in str(one.message)]
+        apart = (parts[1].uncertainty - parts[1].at_baseline).abs().sum()
+        missed = [float(part.residual.abs().sum() / apart) for part in parts]
+        assert bool(said) is jumps and (missed[1] > 0.1) is jumps
+        assert jumps or missed[1] < missed[0] / 20
 
 
 def test_one_of_several_inputs() -> None:

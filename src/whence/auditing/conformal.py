@@ -21,6 +21,7 @@ from whence.metrics.elements import Elements
 from whence.metrics.means import mean
 from whence.metrics.proportions import share_of
 from whence.numerals import percent
+from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.record.common import Estimate
 from whence.report.record.conformal import ConformalRow, ConformalSection, OfIntervals, OfSets, PartCoverage
 
@@ -68,7 +69,7 @@ def conformal_section(context: Context) -> ConformalSection:
 def _limits(context: Context) -> str:
     """What weakens the guarantee for these data."""
     found, held = context.overlap, context.need("validation")
-    words = TUNED if context.posterior.summary().tuned_on == "validation data" else ""
+    words = TUNED if context.posterior.summary().tuned_on == VALIDATION_DATA else ""
     if found is not None and found.validation:
         words += (
             f" {found.validation:,} of the {len(held):,} validation inputs are in the training data, so the guarantee "

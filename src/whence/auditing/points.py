@@ -107,7 +107,8 @@ class Judge:
             words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."
         if between:
             words += (
-                f" {found.between:,} of the test inputs are in the validation data, which tuned and chose thresholds."
+                f" {found.between:,} of the test inputs are in the validation data, on which the prior and the "
+                "thresholds were chosen."
             )
         rule = (
             f"Good up to {percent(rules.duplicates_mixed)} of the test or validation inputs, poor above "

@@ -187,8 +187,8 @@ class Posterior(ABC, Generic[P_co]):
 
         ``"integrated"`` gradients add up to the uncertainty minus that of the ``baseline`` (zeros; a number, an input,
         or a token id); ``"gradient"`` is that at the input (for tokens times the embedding). ``at`` selects outputs, a
-        pixel or a token; ``to`` one of several inputs. ``num_samples`` and ``generator`` as in :meth:`predict`, whose
-        usual method is used.
+        pixel or a token; ``to`` one of several inputs. ``num_samples`` as in :meth:`predict`, whose
+        usual method is used; ``generator`` seeds draws that are the same for every input and point of the path.
         """
         from whence.where.attribution import attribute
 

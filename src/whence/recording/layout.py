@@ -91,7 +91,9 @@ def lead_dims(use: Use, g: Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 def candidates(lead: tuple[int, ...], size: int) -> list[Layout]:
-    """Layouts that the sizes allow."""
+    """Layouts that the sizes allow; none for a call without rows, as of an expert that no example was sent to."""
+    if 0 in lead:
+        return []
     found = [Layout(Place.DIM, i) for i, s in enumerate(lead) if s == size]
     if lead and lead[0] % size == 0 and lead[0] != size:
         found += [Layout(Place.MAJOR), Layout(Place.MINOR)]
@@ -130,6 +132,8 @@ def contradicted(network: Network, few: Inputs, layout_of: Callable[[Use], Layou
 
 
 def _stays(layout: Layout, canonical: Tensor, start: int, size: int) -> bool:
+    if not canonical.numel():
+        return True
     moved = layout.examples_first(canonical, start, size).abs().movedim(start, 1)
     energy = moved.flatten(2).amax(2)  # [j, N]
     return float((energy - energy.diagonal().diag()).max()) <= 1e-6 * float(energy.max())

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from whence.engine.batches import Inputs, cut, size_of, take
 from whence.engine.follow import graph_kept
 from whence.engine.memory import sizes
 from whence.engine.options import Option
 from whence.engine.randomness import seed_from
-from whence.errors import BadData, BadOption, NotDefined
+from whence.errors import BadData, BadOption, NotDefined, notice
+from whence.numerals import percent
 from whence.predictive.dispatch import Method
 from whence.tables import Table, html_of
+from whence.where.moved_embedding import MovedEmbedding
 from whence.where.weights import spearman
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 STEPS = 32
 USUAL = ("input_ids", "pixel_values", "inputs_embeds", "x", "inputs")  # names of what is looked at, in mappings
+MUCH = 0.1  # residual relative to the difference of the uncertainties
+TINY = 1e-12
 BUDGETS = 4  # memory budgets (of one tensor) that the graph of a prediction may take
 
 
@@ -84,7 +86,7 @@ class Attribution:
 
     @property
     def residual(self) -> Tensor:
-        """Σ values − (u(x) − u(baseline)) of every input, which the number of steps makes small, [N]."""
+        """Σ values − (u(x) − u(baseline)) of every input, [N]; small with many steps if u does not jump on the way."""
         if self.at_baseline is None:
             raise NotDefined("plain gradients do not add up to anything; method='integrated' does.")
         return self.values.flatten(1).sum(1) - (self.uncertainty - self.at_baseline)
@@ -165,16 +167,24 @@ def attribute(
         raise BadData("there are no inputs.")
     if len({part.values.shape[1:] for part in parts}) > 1:
         raise BadData("the batches have inputs of different shapes; attribute them batch by batch.")
-    first = parts[0]
     bases = [part.at_baseline for part in parts if part.at_baseline is not None]
-    return replace(
-        first,
+    found = replace(
+        parts[0],
         values=torch.cat([part.values for part in parts]),
         uncertainty=torch.cat([part.uncertainty for part in parts]),
         at_baseline=torch.cat(bases) if bases else None,
         looked_at=torch.cat([part.looked_at for part in parts]),
         pieces=tuple(piece for part in parts for piece in part.pieces),
     )
+    if found.at_baseline is not None:
+        left = float(found.residual.abs().sum() / (found.uncertainty - found.at_baseline).abs().sum().clamp(min=TINY))
+        if left > MUCH:
+            notice(
+                f"the attributions miss {percent(left, 0)} of u(input) − u(baseline). If more steps do not help, u "
+                "jumps on the way (with ReLU where a unit switches), or the embedding of the tokens is uncertain "
+                "itself: see the limits in docs/attribution.md."
+            )
+    return found
 
 
 def _of_piece(posterior: Posterior, inputs: Inputs, asked: Asked) -> Attribution:
@@ -289,34 +299,6 @@ def _baseline(given: Any, x: Tensor) -> Tensor:
 # Tokens
 
 
-class _Moved(TorchFunctionMode):
-    """Adds ``delta`` to the embedding of ``ids``, after moving it to α e + (1 − α) b."""
-
-    def __init__(self, ids: Tensor, alpha: float, baseline: Any) -> None:
-        super().__init__()
-        self.ids, self.alpha, self.baseline = ids, alpha, baseline
-        self.delta: Tensor | None = None
-        self.away: Tensor | None = None  # e − b
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is not F.embedding or not self._is_ids(args[0] if args else (kwargs or {}).get("input")):
-            return out
-        if self.away is None:
-            base = self.baseline
-            if isinstance(base, int) and not isinstance(base, bool):
-                weight = args[1] if len(args) > 1 else (kwargs or {})["weight"]
-                base = weight.detach()[base]
-            self.away = (out.detach() - (0.0 if base is None else base)).clone()
-            self.delta = torch.zeros_like(self.away, requires_grad=True)
-        assert self.delta is not None
-        return out + (self.alpha - 1) * self.away + self.delta
-
-    def _is_ids(self, given: Any) -> bool:
-        same = isinstance(given, Tensor) and given.shape == self.ids.shape and not given.is_floating_point()
-        return same and (given is self.ids or bool((given == self.ids).all()))
-
-
 def _by_embedding(posterior: Posterior, inputs: Inputs, asked: Asked) -> tuple[Tensor, Tensor, Tensor | None]:
     """One input. A new delta for every point, because the network may embed its ids more than once."""
     ids = chosen(inputs, asked.to)
@@ -325,7 +307,7 @@ def _by_embedding(posterior: Posterior, inputs: Inputs, asked: Asked) -> tuple[T
         raise BadOption("the baseline of token ids is one id, or None for an embedding of zeros.")
 
     def at(alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-        moved = _Moved(ids, alpha, None if baseline is None else int(baseline))
+        moved = MovedEmbedding(ids, alpha, None if baseline is None else int(baseline))
         with torch.enable_grad(), graph_kept(), moved:
             u = uncertainty(posterior, inputs, asked)
             if moved.delta is None or moved.away is None:
@@ -341,7 +323,11 @@ def _by_embedding(posterior: Posterior, inputs: Inputs, asked: Asked) -> tuple[T
         return (g * away).sum(-1), u, None
     found = [at((k + 0.5) / asked.steps) for k in range(asked.steps)]
     mean = torch.stack([g for _, g, _ in found]).mean(0)
-    return (mean * found[0][2]).sum(-1), at(1.0)[0], at(0.0)[0]
+    # An embedding that is uncertain itself is that of the tokens all along the line, so its end is not u(baseline).
+    base = (
+        at(0.0)[0] if baseline is None else _value(posterior, _with(inputs, ids, torch.full_like(ids, baseline)), asked)
+    )
+    return (mean * found[0][2]).sum(-1), at(1.0)[0], base
 
 
 # Memory, and the check

@@ -146,7 +146,7 @@ class FunctionSpace(DrawnPosterior, WeightPosterior):
         """Inputs at a time."""
         outputs = self.output_shape[0]
         kernels = sizes().one_tensor(self.network.device) // (8 * outputs * self.subset.size)
-        most = piece_size(self.linear, inputs)  # type: ignore[arg-type]
+        most = piece_size(self.linear, inputs, columns=outputs)  # type: ignore[arg-type]
         return max(1, min(most, kernels))
 
     # Weights

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from whence.posteriors.laplace.posterior import Laplace
 
 
-TUNED = {"evidence": "evidence", "validation": "validation data"}
+VALIDATION_DATA = "validation data"
+TUNED = {"evidence": "evidence", "validation": VALIDATION_DATA}
 
 
 def structures(posterior: Laplace) -> dict[str, LayerStructure]:

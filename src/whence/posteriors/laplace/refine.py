@@ -31,7 +31,6 @@ from whence.linalg.dense import widened
 from whence.posteriors.laplace.more_data import refuse_unless_additive, same_selection
 from whence.posteriors.unstructured.front import prior_of, products_of, scale_of, structure_of
 from whence.posteriors.unstructured.solver import dots, solve
-from whence.priors import resolve_prior
 from whence.recording.plan import Plan
 
 if TYPE_CHECKING:
@@ -171,12 +170,12 @@ def _fitted(posterior: Laplace, network: Any, data: Any, progress: bool) -> Lapl
     wanted = posterior.curvature.record.data_size
     if abs(found.record.data_size - wanted) > 1e-6 * wanted:
         found = found.scaled(wanted / found.record.data_size)
-    prior = resolve_prior(posterior.prior.given(), found.blocks, network, found.signals)
+    found = replace(found, signals=posterior.curvature.signals)  # scales of a relative prior stay those of the fit
     return type(posterior).make(
         _on(posterior.plan, network),
         found,
         likelihood,
-        prior,
+        posterior.prior,
         prior_mean=posterior.prior_mean,
         data_scale=posterior.data_scale,
         damping=posterior.damping,
