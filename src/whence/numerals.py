@@ -8,6 +8,7 @@ from typing import Any
 NONE = "–"
 EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL, LARGE = 1e-6, 1e15  # beyond which a power of ten is written
+ROUNDING = 1e-15  # of a fraction that is 1
 WIDTH = 2  # significant digits of the width of an interval
 
 
@@ -38,14 +39,14 @@ def fixed(value: Any, places: int = 2) -> str:
 def percent(value: Any, places: int | None = None) -> str:
     """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``.
 
-    What is a whole number is written as one; what only rounds to 0% or 100% is not.
+    What is a whole number is written as one; what only rounds to 0% or 100% is not, however close it is to 100%.
     """
     if not is_number(value):
         return NONE
     scaled = 100.0 * float(value)
     if abs(scaled) >= LARGE:
         return f"{number(scaled)}%" if math.isfinite(scaled) else NONE
-    if abs(scaled - round(scaled)) < 1e-9:
+    if abs(scaled - round(scaled)) < 1e-9 and not ROUNDING < 1 - abs(value) < 1e-9:
         return minus(f"{round(scaled):,}%")
     if places is None:
         places = 1 if abs(scaled) >= 1 else min(3, 1 - _magnitude(abs(scaled)))

@@ -279,6 +279,8 @@ def test_numbers_as_words() -> None:
     shares = (0.0, 0.5, -0.0158, 0.00012345, 1, 0.99999, 0.87037, None)
     assert [percent(x) for x in shares] == ["0%", "50%", "−1.6%", "0.012%", "100%", ">99.9%", "87.0%", "–"]
     assert [percent(x, 0) for x in (0.996, 0.9996, 0.001)] == [">99%", ">99%", "<1%"]
+    left, none = (1 - 6e-8, 1 - 3e-14), (1.0, 1 - 1e-16, 0.1 + 0.2 + 0.7)  # variance is left, or only rounding
+    assert {percent(x) for x in left} == {">99.9%"} and {percent(x) for x in none} == {"100%"}
     assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
     assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1.00"]
     assert fixed(0.4) == "0.40" and fixed(None) == "–"
