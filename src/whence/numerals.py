@@ -37,26 +37,50 @@ def fixed(value: Any, places: int = 2) -> str:
 
 
 def percent(value: Any, places: int | None = None) -> str:
-    """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``.
+    """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``, for columns.
 
-    What is a whole number is written as one; what only rounds to 0% or 100% is not, however close it is to 100%.
+    Without ``places`` a whole number is written as one; with them only 0% and 100% are. What only rounds to 0% or 100%
+    is neither, however close it is to 100%.
     """
     if not is_number(value):
         return NONE
     scaled = 100.0 * float(value)
     if abs(scaled) >= LARGE:
         return f"{number(scaled)}%" if math.isfinite(scaled) else NONE
-    if abs(scaled - round(scaled)) < 1e-9 and not ROUNDING < 1 - abs(value) < 1e-9:
+    whole = abs(scaled - round(scaled)) < 1e-9 and not ROUNDING < 1 - abs(value) < 1e-9
+    if whole and (not places or round(scaled) in (0, 100, -100)):
         return minus(f"{round(scaled):,}%")
-    if places is None:
-        places = 1 if abs(scaled) >= 1 else min(3, 1 - _magnitude(abs(scaled)))
-    text = f"{scaled:,.{places}f}"
-    text = _trimmed(text) if abs(scaled) < 1 else text
+    digits = places if places is not None else _share_places(scaled)
+    text = f"{scaled:,.{digits}f}"
+    text = _trimmed(text) if abs(scaled) < 1 and places is None else text
     if abs(scaled) < 100 and float(text.replace(",", "")) in (100.0, -100.0):
-        return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{'99.9' if places else '99'}%")
+        return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{_all_but_one(digits)}%")
     if float(text.replace(",", "")) == 0.0:
-        return f"<{10.0**-places:.{places}f}%"
+        return f"<{10.0**-digits:.{digits}f}%"
     return minus(f"{text}%")
+
+
+def share(value: Any) -> str:
+    """A fraction for a column of shares that differ in size: one decimal, and two digits below 1%."""
+    return percent(value, _share_places(100.0 * value)) if is_number(value) else NONE
+
+
+def share_range(value: Any, low: float, high: float, to: str = " to ") -> str:
+    """The range of a share, with the decimals that ``share`` gives it; "%" once where ``to`` is a dash."""
+    places = _share_places(100.0 * value) if is_number(value) else 1
+    ends = [percent(end, places) for end in (low, high)]
+    return f"{ends[0] if to == ' to ' else ends[0].removesuffix('%')}{to}{ends[1]}"
+
+
+def _share_places(scaled: float) -> int:
+    """Decimals of a percentage."""
+    size = abs(scaled)
+    return 1 if size >= 1 or size == 0 else min(3, 1 - _magnitude(size))
+
+
+def _all_but_one(places: int) -> str:
+    """The largest number below 100 with so many decimals."""
+    return f"99.{'9' * places}" if places else "99"
 
 
 def points(value: float, signed: bool = False) -> str:

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
-from whence.numerals import area, between, fixed, number, percent, points, with_interval
+from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
 from whence.report.formatting import duration, estimate, points_estimate
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
@@ -281,11 +281,18 @@ def test_numbers_as_words() -> None:
     assert [percent(x, 0) for x in (0.996, 0.9996, 0.001)] == [">99%", ">99%", "<1%"]
     left, none = (1 - 6e-8, 1 - 3e-14), (1.0, 1 - 1e-16, 0.1 + 0.2 + 0.7)  # variance is left, or only rounding
     assert {percent(x) for x in left} == {">99.9%"} and {percent(x) for x in none} == {"100%"}
+    assert [percent(x, 1) for x in (0, 0.1, 0.961, 1, 1 - 1e-7, 0.0004)] == [
+        "0%", "10.0%", "96.1%", "100%", ">99.9%", "<0.1%",
+    ]  # fmt: skip
+    assert [share(x) for x in (0, 0.1, 0.0083, 1, 1 - 1e-7, None)] == ["0%", "10.0%", "0.83%", "100%", ">99.9%", "–"]
+    assert share_range(0.0147, 0.0146, 0.0150) == "1.5% to 1.5%"
+    assert share_range(0.156, 0.1557, 0.16) == "15.6% to 16.0%"
+    assert share_range(0.0083, 0.004, 0.02, "–") == "0.40–2.00%"
     assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
     assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1.00"]
     assert fixed(0.4) == "0.40" and fixed(None) == "–"
     assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
-    assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93%", "")
+    assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93.0%", "")
     assert estimate(None) == ("–", "")
 
 
@@ -299,7 +306,10 @@ def test_intervals_have_as_many_decimals_as_they_need() -> None:
     assert shown(-9.9e-05, -0.003244, 0.001998) == "−0.0001 [−0.0032, 0.0020]"
     assert shown(0.114, 0.095, 0.14) == "0.114 [0.095, 0.140]"
     assert shown(0.9957, 0.9925, 0.9978, part=True) == "99.6% [99.2, 99.8]"
-    assert shown(0.0, 0.0, 0.0012, part=True) == "0.00% [0.00, 0.12]"
+    assert shown(0.0, 0.0, 0.0012, part=True) == "0% [0, 0.12]"
+    assert shown(1.0, 0.998, 1.0, part=True) == "100% [99.80, 100]"
+    assert shown(0.95, 0.91, 0.98, part=True) == "95.0% [91.0, 98.0]"
+    assert shown(0.9999997, 0.97, 0.9999999, part=True) == ">99.9% [97.0, >99.9]"
     assert points_estimate(Estimate(0.00041, -0.0047, 0.0057, 0.95, 9)) == ("0.0", "[−0.5, 0.6]")
     assert with_interval(-9.9e-05, -0.003244, 0.001998, "nats") == "−0.0001 nats, 95% interval −0.0032 to 0.0020"
     assert between(-0.52, 1.1) == "−0.5 to 1.1"

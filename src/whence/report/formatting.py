@@ -11,12 +11,12 @@ def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
     if value is None or value.value is None:
         return NONE, ""
     if value.low is None or value.high is None:
-        return percent(value.value) if part else number(value.value), ""
+        return percent(value.value, 1) if part else number(value.value), ""
     if part:
         width = 100 * (value.high - value.low)
         places = 1 if width >= 0.5 or width <= 0 else min(3, decimals(0.0, 0.0, width))
-        shown = [f"{100 * end:,.{places}f}" for end in (value.value, value.low, value.high)]
-        return minus(f"{shown[0]}%"), minus(f"[{shown[1]}, {shown[2]}]")
+        low, high = (percent(end, places).removesuffix("%") for end in (value.low, value.high))
+        return percent(value.value, places), f"[{low}, {high}]"
     return _with_decimals(value, decimals(value.value, value.low, value.high))
 
 

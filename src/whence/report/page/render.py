@@ -96,7 +96,8 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "number": numerals.number, "percent": numerals.percent, "fixed": numerals.fixed,
+        "number": numerals.number, "percent": numerals.percent, "share": numerals.share,
+        "share_range": numerals.share_range, "fixed": numerals.fixed,
         "estimate": formatting.estimate, "duration": formatting.duration, "size": formatting.size, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
