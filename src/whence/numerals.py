@@ -91,14 +91,15 @@ def points(value: float, signed: bool = False) -> str:
     return minus(f"{rounded:{'+' if signed else ''}.1f}") if rounded else "0.0"
 
 
-def area(value: float | None) -> str:
-    """The area under a curve, with two decimals; with three where two would say 1.00 or 0.00."""
+def area(value: float | None, places: int = 2) -> str:
+    """The area under a curve; with three decimals where two would say 1.00 or 0.00; 1 and 0 only where it is that."""
     if value is None:
         return NONE
-    text = f"{value:.2f}"
-    if 0.995 > value >= 0.005 or value in (0.0, 1.0):
-        return text
-    return ">0.999" if value > 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
+    if value in (0.0, 1.0):
+        return f"{value:.0f}"
+    if places == 3 or not 0.995 > value >= 0.005:
+        return ">0.999" if value >= 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
+    return f"{value:.{places}f}"
 
 
 def p_value(value: float | None) -> str:
@@ -124,13 +125,14 @@ def with_interval(value: float, low: float, high: float, unit: str = "", signed:
 
 def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int:
     """Decimals of a value and its interval: three significant digits of the value, or where the interval needs more
-    than that, two digits of its width, but no more than four of the value."""
+    than that, two digits of its width, but no more than four of the value. Of a small value in a wide interval the two
+    digits of the width are enough."""
     size, width = abs(value), high - low
     if not math.isfinite(width) or width <= 0:
         return _bounded(2 - _magnitude(size)) if size else 3
     of_width = WIDTH - 1 - _magnitude(width)
     if size <= width:
-        return _bounded(of_width)
+        return _bounded(max(of_width, 2 - _magnitude(size)) if size >= 1 and low > 0 else of_width)
     return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
 
 

@@ -13,12 +13,13 @@ from plotly.offline import get_plotlyjs
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
 from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
-from whence.report.formatting import duration, estimate, points_estimate
+from whence.report.formatting import area_estimate, duration, estimate, points_estimate
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
 from whence.report.page.render import embedded, judged, term
 from whence.report.page.theme import cell
 from whence.report.record.common import Estimate, MetricName
+from whence.report.uncertainty import threshold
 
 BUNDLE = get_plotlyjs()
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -289,7 +290,8 @@ def test_numbers_as_words() -> None:
     assert share_range(0.156, 0.1557, 0.16) == "15.6% to 16.0%"
     assert share_range(0.0083, 0.004, 0.02, "–") == "0.40–2.00%"
     assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
-    assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1.00"]
+    assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1"]
+    assert [area(x, 3) for x in (0.874, 0.99996, 1.0, 0.0)] == ["0.874", ">0.999", "1", "0"]
     assert fixed(0.4) == "0.40" and fixed(None) == "–"
     assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
     assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93.0%", "")
@@ -310,6 +312,10 @@ def test_intervals_have_as_many_decimals_as_they_need() -> None:
     assert shown(1.0, 0.998, 1.0, part=True) == "100% [99.80, 100]"
     assert shown(0.95, 0.91, 0.98, part=True) == "95.0% [91.0, 98.0]"
     assert shown(0.9999997, 0.97, 0.9999999, part=True) == ">99.9% [97.0, >99.9]"
+    assert shown(5.52, 4.0, 9.8) == "5.52 [4.00, 9.80]"  # as in sentences, which have no interval
+    assert shown(-1.4, -5.9, 0.1) == "−1.4 [−5.9, 0.1]"
+    areas = [Estimate(v, 0.965, 1.0, 0.95, 9) for v in (0.99997, 1.0, 0.98)]
+    assert [" ".join(area_estimate(one)) for one in areas] == [">0.999 [0.965, 1]", "1 [0.965, 1]", "0.980 [0.965, 1]"]
     assert points_estimate(Estimate(0.00041, -0.0047, 0.0057, 0.95, 9)) == ("0.0", "[−0.5, 0.6]")
     assert with_interval(-9.9e-05, -0.003244, 0.001998, "nats") == "−0.0001 nats, 95% interval −0.0032 to 0.0020"
     assert between(-0.52, 1.1) == "−0.5 to 1.1"
@@ -338,3 +344,18 @@ def test_a_difference_is_judged_by_its_interval(better: str, low: float, high: f
 )
 def test_names_between_backticks_are_code(text: str, shown: str) -> None:
     assert str(code(text)) == shown
+
+
+def test_a_part_that_rounding_made_negative_has_no_power_of_ten() -> None:
+    assert [threshold(v, root=False, digits=3) for v in (-1.1e-9, 5e-5, 0.0, 0.25)] == [
+        "<0.0001", "<0.0001", "0", "0.25",
+    ]  # fmt: skip
+
+
+def test_variances_of_predicted_numbers_are_shown_as_standard_deviations() -> None:
+    found = {**sample_record.tabular(), "task": "regression", "unit": "MPa"}
+    found["profile"]["views"][0]["variance"] = 16.0
+    notes = [view["note"] for view in Outline(render(found)).data["profile"]["views"].values()]
+    assert "standard deviation from weights 4 MPa." in notes[0] and not any("mean variance" in note for note in notes)
+    labels = Outline(render({**found, "task": "classification", "unit": None})).data["profile"]["views"]
+    assert "mean variance 16" in next(iter(labels.values()))["note"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
-from whence.numerals import area, number, percent
+from whence.numerals import area, number, percent, points
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
 from whence.where.examined import FACTORS, Examined, examined
@@ -118,8 +118,12 @@ def _uncertainty(prediction: Any) -> Tensor:
     return values.reshape(len(values), -1).sum(1).double().cpu()
 
 
+def _points(value: float) -> str:
+    return f"{points(value)} percentage points"
+
+
 def _change(few: dict[str, float], whole: dict[str, float]) -> str:
-    shown: dict[str, Callable[[float], str]] = {"ece": percent, "ood_auroc": area}
+    shown: dict[str, Callable[[float], str]] = {"ece": _points, "ood_auroc": area}
     rows = [(label, shown.get(k, number), few[k], whole[k]) for k, label in LABELS.items() if k in whole]
     return ", ".join(f"{label} {show(some)} (all layers: {show(every)})" for label, show, some, every in rows)
 

@@ -55,7 +55,7 @@ def slider(deferral: Deferral | None) -> dict[str, Any] | None:
     for step in steps:
         value, interval = formatting.estimate(step.error, deferral.is_rate)
         rows.append(
-            [threshold(step.threshold, deferral.measure == "variance", 5), numerals.percent(step.coverage),
+            [threshold(step.threshold, deferral.measure == "variance", 5), numerals.percent(step.coverage, 1),
              numerals.number(step.answered), numerals.number(step.deferred), f"{value} {interval}".strip(),
              step.coverage]
         )  # fmt: skip

@@ -98,7 +98,8 @@ def _environment() -> Any:
     made.filters |= {
         "number": numerals.number, "percent": numerals.percent, "share": numerals.share,
         "share_range": numerals.share_range, "fixed": numerals.fixed,
-        "estimate": formatting.estimate, "duration": formatting.duration, "size": formatting.size, "term": term,
+        "estimate": formatting.estimate, "shown": formatting.shown,
+        "duration": formatting.duration, "size": formatting.size, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
@@ -129,7 +130,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
     drawings = {
         "charts": {**audit_charts(record), **people.people_charts(record), **_of_numbers(record)},
         "slider": people.slider(record.deferral),
-        "profile": profile and icicle.icicle(profile, most),
+        "profile": profile and icicle.icicle(profile, most, _spread_of(record)),
         "maps": [weight_map(found) for found in record.maps or ()],
     }
     return {
@@ -148,6 +149,15 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "dense": Scales.of(record.inputs or ()), "quantities": QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
+
+
+def _spread_of(record: AuditRecord) -> icicle.Spread | None:
+    """How the variance of predicted numbers is shown: as a standard deviation, with its unit."""
+    if record.task != "regression":
+        return None
+    numbers = record.quality.numbers if record.quality else None
+    several = numbers is not None and len(numbers.outputs) + numbers.unlisted > 1
+    return icicle.Spread(None if several else record.unit, several)
 
 
 def _of_numbers(record: AuditRecord) -> Context:

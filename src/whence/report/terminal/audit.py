@@ -168,7 +168,7 @@ def _novelty(novelty: Novelty) -> RenderableType:
     if novelty.detectors:
         table = new_table("detector", "AUROC>", "FPR at 95%>")
         for row in novelty.detectors:
-            add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95, "percent"))
+            add_row(table, row.label, estimate(row.auroc, "area"), estimate(row.fpr95, "percent"))
     words = novelty.words if novelty.choice is None else (*novelty.words, *novelty.choice.words)
     return section("Novelty", table, words)
 

@@ -45,7 +45,7 @@ def _two_classes(two: TwoClasses) -> RenderableType:
         add_row(table, name, _share(value), whole(value.count) if value else "0")
     for name, value in (("average precision", two.average_precision), ("AUROC", two.auroc)):
         if value is not None:
-            add_row(table, name, estimate(value), whole(value.count))
+            add_row(table, name, estimate(value, "area"), whole(value.count))
     note = f"positive: {two.positive}, negative: {two.negative}; positive above a probability of {two.threshold:g}"
     return section("The decision", table, (), f"{note}; exact 95% intervals of rates")
 

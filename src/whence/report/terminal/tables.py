@@ -11,7 +11,6 @@ from rich.text import Text
 
 from whence.numerals import NONE, share
 from whence.report import formatting
-from whence.report.formatting import points_estimate
 from whence.report.record.audit import AuditRun
 from whence.report.record.common import Estimate, Form, Run, Versions
 
@@ -34,7 +33,7 @@ def whole(value: float | None) -> str:
 
 def estimate(found: Estimate | None, form: Form = "number", interval: bool = True) -> str:
     """A value with its interval."""
-    shown = points_estimate(found, False) if form == "points" else formatting.estimate(found, form == "percent")
+    shown = formatting.shown(found, form)
     return " ".join(filter(None, shown if interval else shown[:1]))
 
 
