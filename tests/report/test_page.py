@@ -14,6 +14,7 @@ from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
 from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
 from whence.report.formatting import area_estimate, duration, estimate, points_estimate
+from whence.report.page.glossary import used
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
 from whence.report.page.render import embedded, judged, term
@@ -359,3 +360,21 @@ def test_variances_of_predicted_numbers_are_shown_as_standard_deviations() -> No
     assert "standard deviation from weights 4 MPa." in notes[0] and not any("mean variance" in note for note in notes)
     labels = Outline(render({**found, "task": "classification", "unit": None})).data["profile"]["views"]
     assert "mean variance 16" in next(iter(labels.values()))["note"]
+
+
+def test_the_page_explains_the_terms_that_it_uses(outline: Outline) -> None:
+    ids = [of.get("id") or "" for tag, of in outline.elements if tag == "dt"]
+    explained = {one.removeprefix("term-") for one in ids if one.startswith("term-")}
+    linked = {(of["href"] or "")[6:] for tag, of in outline.elements if tag == "a" and of.get("class") == "term"}
+    assert linked <= explained and {"nll", "laplace", "kron", "ggn", "data_scale", "diag_h"} <= explained
+    assert not explained & {"crps", "rmse", "iou", "pit", "ekfac", "full"} and "log evidence" not in outline.words
+
+
+def test_terms_are_found_by_links_names_and_patterns() -> None:
+    terms = {
+        "nll": ("NLL, log loss", "In nats."), "nats": ("nats", "A unit."), "full": ("full", "One matrix.", ""),
+        "mc": ("mc", "By draws.", "curvature mc"), "iou": ("IoU", "Of pixels."), "prior": ("prior", "Before the data."),
+    }  # fmt: skip
+    assert list(used(terms, "<p title='IoU'>Log losses of the mc 1</p>")) == []
+    assert list(used(terms, "<p>Its log loss, curvature <b>mc</b>, the full bar</p>")) == ["nll", "nats", "mc"]
+    assert list(used(terms, '<a href="#term-full">x</a> curvature mc, priors')) == ["full", "mc", "prior"]

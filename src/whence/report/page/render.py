@@ -15,7 +15,7 @@ import numpy as np
 from whence import numerals
 from whence.errors import need
 from whence.report import formatting, uncertainty
-from whence.report.page import icicle, names, people, seal, theme
+from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
 from whence.report.page.charts import CRITERIA, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
@@ -35,14 +35,13 @@ Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 AUDIT_PARTS = (
     "verdict", "quality", "comparison", "conformal", "deferral", "groups", "profile", "inputs", "novelty", "next",
-    "run", "glossary",
+    "run",
 )  # fmt: skip
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
 OPTIONAL = {"next": "next_steps"}  # the record's fields with other names than their sections
 GROUPS = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
 JUDGEMENTS = {"same": "no clear difference"}
-METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy")  # terms in the names of metrics
-SHARED_TERMS = (*METRIC_TERMS, "explained", "prior", "interval", "variance")  # terms of audits and comparisons
+METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy", "rmse", "crps")  # terms in the names of metrics
 LARGEST = 256  # largest side of a picture in pixels
 
 
@@ -105,6 +104,7 @@ def _environment() -> Any:
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
+        "used": glossary.used,
     }  # fmt: skip
     return made
 
@@ -172,8 +172,8 @@ def _comparison(record: ComparisonRecord) -> Context:
     return {
         **_common(record, record, {"charts": comparison_charts(record), "profile": None, "maps": []}),
         "what": "comparison", "nested": False,
-        "terms": {**{key: text.terms[key] for key in SHARED_TERMS}, **text.comparison_terms},
-        "parts": [*(f"compared_{part}.html.j2" for part in COMPARISON_PARTS), "glossary.html.j2"],
+        "terms": {**text.terms, **text.comparison_terms},
+        "parts": [f"compared_{part}.html.j2" for part in COMPARISON_PARTS],
         "sections": {**text.comparison_sections, **ends},
     }  # fmt: skip
 
@@ -184,8 +184,8 @@ def _difference(record: DiffRecord) -> Context:
     drawings: Context = {"charts": difference_charts(record), "profile": None, "maps": []}
     return {
         **drawings, "what": "diff", "r": record, "run": {"versions": record.versions, "interrupted": None},
-        "terms": {key: text.terms[key] for key in ("interval", "explained", "variance", *METRIC_TERMS)},
-        "tones": text.tones, "parts": ["changed.html.j2", "glossary.html.j2"], "why": {},
+        "terms": text.terms,
+        "tones": text.tones, "parts": ["changed.html.j2"], "why": {},
         "sections": {**text.diff_sections, "glossary": text.audit_sections["glossary"]},
         "height": min(2000, 110 + 34 * len(record.layers)),
         "data": embedded({**drawings, "themes": theme.templates()}),
