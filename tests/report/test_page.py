@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
 from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
 from whence.report.formatting import area_estimate, duration, estimate, points_estimate
+from whence.report.page.dense import Scales, pictures
 from whence.report.page.glossary import used
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
 from whence.report.page.render import embedded, judged, term
 from whence.report.page.theme import cell
 from whence.report.record.common import Estimate, MetricName
+from whence.report.record.dense import DenseMaps
 from whence.report.uncertainty import threshold
 
 BUNDLE = get_plotlyjs()
@@ -378,3 +384,13 @@ def test_terms_are_found_by_links_names_and_patterns() -> None:
     assert list(used(terms, "<p title='IoU'>Log losses of the mc 1</p>")) == []
     assert list(used(terms, "<p>Its log loss, curvature <b>mc</b>, the full bar</p>")) == ["nll", "nats", "mc"]
     assert list(used(terms, '<a href="#term-full">x</a> curvature mc, priors')) == ["full", "mc", "prior"]
+
+
+def test_right_pixels_of_an_error_map_are_transparent() -> None:
+    """So that they are dark in the dark theme."""
+    grid = ((0.0, 1.0), (0.25, None))
+    maps = DenseMaps("classes", ((0, 1), (1, 0)), ("a", "b"), "entropy", ((0.1, 0.2), (0.3, 0.1)), None, grid, 3, 2)
+    last = pictures(maps, Scales(0.3, None, 1.0, 1.0, (0, 1)))[-1]
+    image = np.asarray(Image.open(io.BytesIO(base64.b64decode(last.source.split(",")[1]))))
+    assert image[..., 3].tolist() == [[0, 255], [64, 255]] and image[0, 1].tolist() == [190, 40, 20, 255]
+    assert len(set(image[1, 1, :3])) > 1 and last.key[1] == ("transparent", "right")
