@@ -231,7 +231,7 @@ def _layer_names(record: AuditRecord) -> list[str]:
 
 def _novelty_height(novelty: Novelty) -> int:
     """Height of the chart with a box for each layer and set, in pixels."""
-    return min(2000, max(330, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
+    return min(2000, max(240, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
 
 
 def _view_groups(profile: Profile) -> dict[str, list[View]]:
