@@ -122,8 +122,8 @@ def plain_text(text: str) -> str:
 # Predictions
 
 
-def reliability(curves: Curves[Bins]) -> Chart:
-    """Accuracy against confidence, with the diagonal of perfect calibration."""
+def reliability(curves: Curves[Bins], x: str = "confidence", y: str = "accuracy") -> Chart:
+    """Accuracy against confidence, or a frequency against its probability, and the diagonal of perfect calibration."""
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     diagonal["line"] = {"color": "#888888", "width": 1.5, "dash": "dash"}
     traces = []
@@ -138,10 +138,9 @@ def reliability(curves: Curves[Bins]) -> Chart:
         traces.append(
             {"x": column(bins, "confidence"), "y": hits, "error_y": whiskers, "mode": "lines+markers",
              "customdata": column(bins, "count"), **look.style(),
-             "hovertemplate": "confidence %{x:.0%}, accuracy %{y:.1%}<br>n = %{customdata}"}
+             "hovertemplate": f"{x} %{{x:.0%}}, {y} %{{y:.1%}}<br>n = %{{customdata}}"}
         )  # fmt: skip
-    axes = {"xaxis": percentages("confidence"), "yaxis": percentages("accuracy")}
-    return figure(traces, shapes=[diagonal], **axes)
+    return figure(traces, shapes=[diagonal], xaxis=percentages(x), yaxis=percentages(y))
 
 
 def above(values: Numbers) -> Chart:
