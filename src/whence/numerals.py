@@ -132,7 +132,7 @@ def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int
         return _bounded(2 - _magnitude(size)) if size else 3
     of_width = WIDTH - 1 - _magnitude(width)
     if size <= width:
-        return _bounded(max(of_width, 2 - _magnitude(size)) if size >= 1 and low > 0 else of_width)
+        return _bounded(max(of_width, 2 - _magnitude(size)) if size >= 1 and low >= 0 else of_width)
     return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
 
 

@@ -320,6 +320,7 @@ def test_intervals_have_as_many_decimals_as_they_need() -> None:
     assert shown(0.95, 0.91, 0.98, part=True) == "95.0% [91.0, 98.0]"
     assert shown(0.9999997, 0.97, 0.9999999, part=True) == ">99.9% [97.0, >99.9]"
     assert shown(5.52, 4.0, 9.8) == "5.52 [4.00, 9.80]"  # as in sentences, which have no interval
+    assert shown(19.1, 0.0, 44.0) == "19.1 [0.0, 44.0]"
     assert shown(-1.4, -5.9, 0.1) == "−1.4 [−5.9, 0.1]"
     areas = [Estimate(v, 0.965, 1.0, 0.95, 9) for v in (0.99997, 1.0, 0.98)]
     assert [" ".join(area_estimate(one)) for one in areas] == [">0.999 [0.965, 1]", "1 [0.965, 1]", "0.980 [0.965, 1]"]
