@@ -8,6 +8,7 @@ from typing import Any
 NONE = "–"
 EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL, LARGE = 1e-6, 1e15  # beyond which a power of ten is written
+ROUNDING = 1e-15  # of a fraction that is 1
 WIDTH = 2  # significant digits of the width of an interval
 
 
@@ -36,26 +37,50 @@ def fixed(value: Any, places: int = 2) -> str:
 
 
 def percent(value: Any, places: int | None = None) -> str:
-    """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``.
+    """A fraction as a percentage, with one decimal (two digits below 1%), or with ``places``, for columns.
 
-    What is a whole number is written as one; what only rounds to 0% or 100% is not.
+    Without ``places`` a whole number is written as one; with them only 0% and 100% are. What only rounds to 0% or 100%
+    is neither, however close it is to 100%.
     """
     if not is_number(value):
         return NONE
     scaled = 100.0 * float(value)
     if abs(scaled) >= LARGE:
         return f"{number(scaled)}%" if math.isfinite(scaled) else NONE
-    if abs(scaled - round(scaled)) < 1e-9:
+    whole = abs(scaled - round(scaled)) < 1e-9 and not ROUNDING < 1 - abs(value) < 1e-9
+    if whole and (not places or round(scaled) in (0, 100, -100)):
         return minus(f"{round(scaled):,}%")
-    if places is None:
-        places = 1 if abs(scaled) >= 1 else min(3, 1 - _magnitude(abs(scaled)))
-    text = f"{scaled:,.{places}f}"
-    text = _trimmed(text) if abs(scaled) < 1 else text
+    digits = places if places is not None else _share_places(scaled)
+    text = f"{scaled:,.{digits}f}"
+    text = _trimmed(text) if abs(scaled) < 1 and places is None else text
     if abs(scaled) < 100 and float(text.replace(",", "")) in (100.0, -100.0):
-        return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{'99.9' if places else '99'}%")
+        return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{_all_but_one(digits)}%")
     if float(text.replace(",", "")) == 0.0:
-        return f"<{10.0**-places:.{places}f}%"
+        return f"<{10.0**-digits:.{digits}f}%"
     return minus(f"{text}%")
+
+
+def share(value: Any) -> str:
+    """A fraction for a column of shares that differ in size: one decimal, and two digits below 1%."""
+    return percent(value, _share_places(100.0 * value)) if is_number(value) else NONE
+
+
+def share_range(value: Any, low: float, high: float, to: str = " to ") -> str:
+    """The range of a share, with the decimals that ``share`` gives it; "%" once where ``to`` is a dash."""
+    places = _share_places(100.0 * value) if is_number(value) else 1
+    ends = [percent(end, places) for end in (low, high)]
+    return f"{ends[0] if to == ' to ' else ends[0].removesuffix('%')}{to}{ends[1]}"
+
+
+def _share_places(scaled: float) -> int:
+    """Decimals of a percentage."""
+    size = abs(scaled)
+    return 1 if size >= 1 or size == 0 else min(3, 1 - _magnitude(size))
+
+
+def _all_but_one(places: int) -> str:
+    """The largest number below 100 with so many decimals."""
+    return f"99.{'9' * places}" if places else "99"
 
 
 def points(value: float, signed: bool = False) -> str:
@@ -66,14 +91,15 @@ def points(value: float, signed: bool = False) -> str:
     return minus(f"{rounded:{'+' if signed else ''}.1f}") if rounded else "0.0"
 
 
-def area(value: float | None) -> str:
-    """The area under a curve, with two decimals; with three where two would say 1.00 or 0.00."""
+def area(value: float | None, places: int = 2) -> str:
+    """The area under a curve; with three decimals where two would say 1.00 or 0.00; 1 and 0 only where it is that."""
     if value is None:
         return NONE
-    text = f"{value:.2f}"
-    if 0.995 > value >= 0.005 or value in (0.0, 1.0):
-        return text
-    return ">0.999" if value > 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
+    if value in (0.0, 1.0):
+        return f"{value:.0f}"
+    if places == 3 or not 0.995 > value >= 0.005:
+        return ">0.999" if value >= 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
+    return f"{value:.{places}f}"
 
 
 def p_value(value: float | None) -> str:
@@ -99,13 +125,14 @@ def with_interval(value: float, low: float, high: float, unit: str = "", signed:
 
 def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int:
     """Decimals of a value and its interval: three significant digits of the value, or where the interval needs more
-    than that, two digits of its width, but no more than four of the value."""
+    than that, two digits of its width, but no more than four of the value. Of a small value in a wide interval the two
+    digits of the width are enough."""
     size, width = abs(value), high - low
     if not math.isfinite(width) or width <= 0:
         return _bounded(2 - _magnitude(size)) if size else 3
     of_width = WIDTH - 1 - _magnitude(width)
     if size <= width:
-        return _bounded(of_width)
+        return _bounded(max(of_width, 2 - _magnitude(size)) if size >= 1 and low >= 0 else of_width)
     return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
 
 

@@ -113,6 +113,23 @@ def test_two_classes_by_softmax_and_by_one_logit_give_the_same_rates() -> None:
     assert sum(map(sum, audit.results.quality.confusion.counts or ())) == len(given.test[1])
 
 
+def test_the_probability_of_the_positive_class_stands_beside_its_frequency() -> None:
+    given, audit = made("binary")
+    p, y = audit.posterior.predict(given.test[0]).probs[:, 0].tolist(), given.test[1].reshape(-1).tolist()
+    for positive in (1, 0):
+        found = whence.audit(audit.posterior, test=given.test, positive=positive, sections=["quality"], progress=False)
+        two = found.results.quality.two_classes
+        own = [one if positive else 1 - one for one in p]
+        bins = [[i for i in range(len(own)) if math.ceil(10 * own[i]) == b] for b in range(1, 11)]
+        rows = two.reliability.bayesian
+        assert len(rows) == sum(map(bool, bins)) > 3
+        for row, inside in zip(rows, filter(None, bins), strict=True):
+            hits = sum(y[i] == positive for i in inside)
+            assert row.count == len(inside) and row.accuracy == pytest.approx(hits / len(inside), rel=1e-5)
+            assert row.confidence == pytest.approx(sum(own[i] for i in inside) / len(inside), rel=1e-4)
+            assert (row.low, row.high) == pytest.approx(slow.clopper_pearson(hits, len(inside)), rel=1e-4)
+
+
 @pytest.mark.parametrize("positive", ["ill", "well", 0, 1])
 def test_the_positive_class_can_be_chosen(positive: Any) -> None:
     given, audit = made("binary")

@@ -9,6 +9,7 @@ import torch
 
 from whence import metrics
 from whence.errors import BadData, BadOption
+from whence.metrics.proportions import clustered_share, share_of
 
 
 def test_masked_elements_do_not_decide_what_a_prediction_is() -> None:
@@ -37,10 +38,14 @@ def test_reliability_knows_groups() -> None:
     targets = (torch.rand(40) < 0.5).long().repeat_interleave(10)
     alone = metrics.reliability(probs, targets, bins=2, of=1)
     together = metrics.reliability(probs, targets, bins=2, of=1, groups=torch.arange(40).repeat_interleave(10))
-    few = metrics.reliability(probs[::10], targets[::10], bins=2, of=1)
     assert torch.equal(alone.accuracy, together.accuracy)
-    for end in ("accuracy_low", "accuracy_high"):
-        assert torch.allclose(getattr(together, end), getattr(few, end))
+    for place, inside in enumerate((probs[::10] <= 0.5, probs[::10] > 0.5)):
+        own = clustered_share("", 10 * targets[::10][inside], torch.full((int(inside.sum()),), 10.0))
+        assert own is not None
+        assert float(together.accuracy_low[place]) == pytest.approx(own.low)
+        assert float(together.accuracy_high[place]) == pytest.approx(own.high)
+        whole = share_of("", int(targets[::10][inside].sum()) * 10, int(inside.sum()) * 10)
+        assert whole is not None and float(alone.accuracy_low[place]) == pytest.approx(whole.low)
     assert bool((together.accuracy_high - together.accuracy_low > alone.accuracy_high - alone.accuracy_low).all())
 
 

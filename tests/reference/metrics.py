@@ -111,14 +111,6 @@ def classwise_ece(rows: Rows, labels: Sequence[int], weights: Numbers, bins: int
     return sum(errors) / len(errors)
 
 
-def wilson(hits_: float, count: float, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson 1927: the values q with |hits / count - q| <= z sqrt(q (1 - q) / count)."""
-    p = hits_ / count
-    centre = (p + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * math.sqrt(p * (1 - p) / count + z**2 / (4 * count**2))
-    return centre - half, centre + half
-
-
 # ---------------------------------------------------------------- detection
 
 

@@ -175,11 +175,12 @@ def label_tables(names: list[str]) -> Record:
 def two_classes(positive: str, negative: str) -> Record:
     rates = {key: estimate(0.8, 0.1, 60) for key in ("sensitivity", "specificity", "precision", "npv")}
     curve = {"x": [0.0, 0.5, 1.0], "y": [1.0, 0.8, 0.4]}
+    bins = [{"confidence": p, "accuracy": p / 2, "low": p / 3, "high": p, "count": 20} for p in (0.1, 0.5, 0.9)]
     return {
         "positive": positive, "negative": negative, "threshold": 0.5, "true_positives": 40, "false_negatives": 10,
         "true_negatives": 50, "false_positives": 20, "prevalence": estimate(0.4167, 0.09, 120), **rates,
         "average_precision": estimate(0.83, 0.1, 120), "auroc": estimate(0.87, 0.06, 120),
-        "precision_recall": curve, "roc": curve,
+        "precision_recall": curve, "roc": curve, "reliability": {"plain": bins, "bayesian": bins},
     }  # fmt: skip
 
 

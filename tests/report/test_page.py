@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
-from whence.numerals import area, between, fixed, number, percent, points, with_interval
-from whence.report.formatting import duration, estimate, points_estimate
+from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
+from whence.report.formatting import area_estimate, duration, estimate, points_estimate
+from whence.report.page.dense import Scales, pictures
+from whence.report.page.glossary import used
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
 from whence.report.page.names import code
 from whence.report.page.render import embedded, judged, term
 from whence.report.page.theme import cell
 from whence.report.record.common import Estimate, MetricName
+from whence.report.record.dense import DenseMaps
+from whence.report.uncertainty import threshold
 
 BUNDLE = get_plotlyjs()
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -279,11 +287,21 @@ def test_numbers_as_words() -> None:
     shares = (0.0, 0.5, -0.0158, 0.00012345, 1, 0.99999, 0.87037, None)
     assert [percent(x) for x in shares] == ["0%", "50%", "−1.6%", "0.012%", "100%", ">99.9%", "87.0%", "–"]
     assert [percent(x, 0) for x in (0.996, 0.9996, 0.001)] == [">99%", ">99%", "<1%"]
+    left, none = (1 - 6e-8, 1 - 3e-14), (1.0, 1 - 1e-16, 0.1 + 0.2 + 0.7)  # variance is left, or only rounding
+    assert {percent(x) for x in left} == {">99.9%"} and {percent(x) for x in none} == {"100%"}
+    assert [percent(x, 1) for x in (0, 0.1, 0.961, 1, 1 - 1e-7, 0.0004)] == [
+        "0%", "10.0%", "96.1%", "100%", ">99.9%", "<0.1%",
+    ]  # fmt: skip
+    assert [share(x) for x in (0, 0.1, 0.0083, 1, 1 - 1e-7, None)] == ["0%", "10.0%", "0.83%", "100%", ">99.9%", "–"]
+    assert share_range(0.0147, 0.0146, 0.0150) == "1.5% to 1.5%"
+    assert share_range(0.156, 0.1557, 0.16) == "15.6% to 16.0%"
+    assert share_range(0.0083, 0.004, 0.02, "–") == "0.40–2.00%"
     assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
-    assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1.00"]
+    assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1"]
+    assert [area(x, 3) for x in (0.874, 0.99996, 1.0, 0.0)] == ["0.874", ">0.999", "1", "0"]
     assert fixed(0.4) == "0.40" and fixed(None) == "–"
     assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
-    assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93%", "")
+    assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93.0%", "")
     assert estimate(None) == ("–", "")
 
 
@@ -297,7 +315,15 @@ def test_intervals_have_as_many_decimals_as_they_need() -> None:
     assert shown(-9.9e-05, -0.003244, 0.001998) == "−0.0001 [−0.0032, 0.0020]"
     assert shown(0.114, 0.095, 0.14) == "0.114 [0.095, 0.140]"
     assert shown(0.9957, 0.9925, 0.9978, part=True) == "99.6% [99.2, 99.8]"
-    assert shown(0.0, 0.0, 0.0012, part=True) == "0.00% [0.00, 0.12]"
+    assert shown(0.0, 0.0, 0.0012, part=True) == "0% [0, 0.12]"
+    assert shown(1.0, 0.998, 1.0, part=True) == "100% [99.80, 100]"
+    assert shown(0.95, 0.91, 0.98, part=True) == "95.0% [91.0, 98.0]"
+    assert shown(0.9999997, 0.97, 0.9999999, part=True) == ">99.9% [97.0, >99.9]"
+    assert shown(5.52, 4.0, 9.8) == "5.52 [4.00, 9.80]"  # as in sentences, which have no interval
+    assert shown(19.1, 0.0, 44.0) == "19.1 [0.0, 44.0]"
+    assert shown(-1.4, -5.9, 0.1) == "−1.4 [−5.9, 0.1]"
+    areas = [Estimate(v, 0.965, 1.0, 0.95, 9) for v in (0.99997, 1.0, 0.98)]
+    assert [" ".join(area_estimate(one)) for one in areas] == [">0.999 [0.965, 1]", "1 [0.965, 1]", "0.980 [0.965, 1]"]
     assert points_estimate(Estimate(0.00041, -0.0047, 0.0057, 0.95, 9)) == ("0.0", "[−0.5, 0.6]")
     assert with_interval(-9.9e-05, -0.003244, 0.001998, "nats") == "−0.0001 nats, 95% interval −0.0032 to 0.0020"
     assert between(-0.52, 1.1) == "−0.5 to 1.1"
@@ -326,3 +352,46 @@ def test_a_difference_is_judged_by_its_interval(better: str, low: float, high: f
 )
 def test_names_between_backticks_are_code(text: str, shown: str) -> None:
     assert str(code(text)) == shown
+
+
+def test_a_part_that_rounding_made_negative_has_no_power_of_ten() -> None:
+    assert [threshold(v, root=False, digits=3) for v in (-1.1e-9, 5e-5, 0.0, 0.25)] == [
+        "<0.0001", "<0.0001", "0", "0.25",
+    ]  # fmt: skip
+
+
+def test_variances_of_predicted_numbers_are_shown_as_standard_deviations() -> None:
+    found = {**sample_record.tabular(), "task": "regression", "unit": "MPa"}
+    found["profile"]["views"][0]["variance"] = 16.0
+    notes = [view["note"] for view in Outline(render(found)).data["profile"]["views"].values()]
+    assert "standard deviation from weights 4 MPa." in notes[0] and not any("mean variance" in note for note in notes)
+    labels = Outline(render({**found, "task": "classification", "unit": None})).data["profile"]["views"]
+    assert "mean variance 16" in next(iter(labels.values()))["note"]
+
+
+def test_the_page_explains_the_terms_that_it_uses(outline: Outline) -> None:
+    ids = [of.get("id") or "" for tag, of in outline.elements if tag == "dt"]
+    explained = {one.removeprefix("term-") for one in ids if one.startswith("term-")}
+    linked = {(of["href"] or "")[6:] for tag, of in outline.elements if tag == "a" and of.get("class") == "term"}
+    assert linked <= explained and {"nll", "laplace", "kron", "ggn", "data_scale", "diag_h"} <= explained
+    assert not explained & {"crps", "rmse", "iou", "pit", "ekfac", "full"} and "log evidence" not in outline.words
+
+
+def test_terms_are_found_by_links_names_and_patterns() -> None:
+    terms = {
+        "nll": ("NLL, log loss", "In nats."), "nats": ("nats", "A unit."), "full": ("full", "One matrix.", ""),
+        "mc": ("mc", "By draws.", "curvature mc"), "iou": ("IoU", "Of pixels."), "prior": ("prior", "Before the data."),
+    }  # fmt: skip
+    assert list(used(terms, "<p title='IoU'>Log losses of the mc 1</p>")) == []
+    assert list(used(terms, "<p>Its log loss, curvature <b>mc</b>, the full bar</p>")) == ["nll", "nats", "mc"]
+    assert list(used(terms, '<a href="#term-full">x</a> curvature mc, priors')) == ["full", "mc", "prior"]
+
+
+def test_right_pixels_of_an_error_map_are_transparent() -> None:
+    """So that they are dark in the dark theme."""
+    grid = ((0.0, 1.0), (0.25, None))
+    maps = DenseMaps("classes", ((0, 1), (1, 0)), ("a", "b"), "entropy", ((0.1, 0.2), (0.3, 0.1)), None, grid, 3, 2)
+    last = pictures(maps, Scales(0.3, None, 1.0, 1.0, (0, 1)))[-1]
+    image = np.asarray(Image.open(io.BytesIO(base64.b64decode(last.source.split(",")[1]))))
+    assert image[..., 3].tolist() == [[0, 255], [64, 255]] and image[0, 1].tolist() == [190, 40, 20, 255]
+    assert len(set(image[1, 1, :3])) > 1 and last.key[1] == ("transparent", "right")

@@ -14,6 +14,7 @@ from tests.covering import covering
 from tests.report import sample_record
 from tests.report.browser import chromium, labels, opened, until, widths
 from tests.report.typed import render
+from whence.report.page.charts import HIGHEST_TITLE, axis
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +263,26 @@ def test_a_real_audit_is_pictured(browser: Any, tmp_path: Path, width: int, sche
         shades = picture.convert("L").resize((64, 256)).getcolors(64 * 256) or []
     light = sum(count for count, shade in shades if shade > 127) / (64 * 256)
     assert len(shades) > 50 and (light > 0.6) == (scheme == "light")
+
+
+def test_names_above_weight_maps_keep_their_room_on_paper(browser: Any, folder: Path) -> None:
+    """Where the maps are lower than on the screen: between the rows there is room for a line of text."""
+    with opened(browser, folder / "images.html") as page:
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        gaps = page.evaluate(
+            """(() => {
+                const {_size, ...layout} = document.getElementById('weights')._fullLayout;
+                const ends = Object.keys(layout).filter(key => /^yaxis/.test(key)).map(key => layout[key].domain);
+                const tops = [...new Set(ends.map(one => one[1]))].sort().reverse();
+                const lows = [...new Set(ends.map(one => one[0]))].sort().reverse();
+                return tops.slice(1).map((top, i) => (lows[i] - top) * _size.h);
+            })()"""
+        )
+        assert gaps and min(gaps) >= 15
+
+
+def test_titles_of_axes_have_lines_that_fit_half_a_page() -> None:
+    lines = axis("F(true value): predicted probability of a smaller value")["title"]["text"].split("<br>")
+    upward = axis("true compressive strength (MPa)", HIGHEST_TITLE)["title"]["text"].split("<br>")
+    assert len(lines) == len(upward) == 2 and max(map(len, lines)) <= 44 and max(map(len, upward)) <= 27
+    assert axis("confidence")["title"]["text"] == "confidence" and axis("") == {}

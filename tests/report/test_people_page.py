@@ -36,7 +36,10 @@ def test_the_page_has_the_tables(outline: Outline) -> None:
         assert text in words, text
     sections = [attributes["id"] for tag, attributes in outline.elements if tag == "section"]
     assert sections[:5] == ["verdict", "quality", "deferral", "groups", "profile"]
-    assert {"precision-recall", "roc", "group-chart-0"} <= set(outline.data["charts"])
+    assert {"precision-recall", "roc", "group-chart-0", "positive-reliability"} <= set(outline.data["charts"])
+    (curve, _) = outline.data["charts"]["positive-reliability"]["data"]
+    assert curve["x"] == [0.1, 0.5, 0.9] and curve["y"] == [0.05, 0.25, 0.45]
+    assert "Predicted probability of class 1 and its frequency" in words
 
 
 def test_a_matrix_becomes_a_list_where_there_are_many_classes() -> None:
@@ -140,3 +143,37 @@ def test_headings_sort_the_classes(browser: Any, folder: Path) -> None:
         assert first.inner_text() == "a class with a long name that needs room"  # 0.9, then 0.905
         table.locator("button", has_text="Accuracy").click()
         assert re.fullmatch("class 1", first.inner_text())
+
+
+def test_the_bars_of_an_input_begin_at_one_place(browser: Any, folder: Path) -> None:
+    found = sample_record.people(2)
+    found["inputs"][0]["probs"] = [["ill", 0.49], ["healthy", 0.51]]
+    path = folder / "bars.html"
+    path.write_text(render(found), encoding="utf-8")
+    with opened(browser, path) as page:
+        bars = (
+            page.locator(".probs")
+            .first.locator(".meter")
+            .evaluate_all("all => all.map(one => one.getBoundingClientRect()).map(one => [one.left, one.width])")
+        )
+        assert len(bars) == 2 and bars[0] == bars[1]
+
+
+def test_tables_fit_the_screen(browser: Any, folder: Path) -> None:
+    """By class with IoU on a laptop, the measures with all columns on a phone."""
+    found = sample_record.people(3)
+    found["data"]["elements"] = "pixels"
+    for row, name in zip(found["quality"]["classes"], ("background", "disc", "square"), strict=True):
+        narrow = {"value": 0.99804, "low": 0.99764, "high": 0.99839, "level": 0.95, "count": 92_785}
+        row |= {"name": name, "count": 92_785, "iou": narrow, "recall": narrow, "precision": narrow}
+    path = folder / "fit.html"
+    path.write_text(render(found), encoding="utf-8")
+    fits = "one => one.scrollWidth <= one.clientWidth"
+    with opened(browser, path, 1300) as page:
+        assert page.locator("[aria-label='Table by class']").evaluate(fits)
+    with opened(browser, path, 390) as page:
+        assert page.locator("[aria-label='Table of measures']").evaluate(fits)
+        widths = page.locator("[aria-label='Table of measures'] td").evaluate_all(
+            "all => all.map(one => one.offsetWidth)"
+        )
+        assert min(widths) > 60

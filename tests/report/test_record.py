@@ -16,7 +16,7 @@ from tests.report.typed import typed
 from whence.auditing import schema
 from whence.errors import BadFile
 from whence.report.record.common import Count, LayerName, Mark, Numbers, Sentence
-from whence.report.record.convert import changed, from_json, to_json
+from whence.report.record.convert import changed, from_json, number, to_json
 from whence.report.record.files import schema_of
 
 FILES = Path(__file__).parent.parent / "auditing" / "files"
@@ -66,6 +66,13 @@ def test_json_goes_in_and_out() -> None:
     assert record.both is not None and record.both.left == (1.0,)
     with pytest.raises(FrozenInstanceError):
         record.name = "other"  # type: ignore[misc]
+
+
+def test_rounding_does_not_reach_1() -> None:
+    values = (0.1234567, 1.0, 1 + 6e-8, 1 - 6.12e-8, 0.99999951, 1 - 1e-16, float("nan"), 7)
+    found = [number(v) for v in values]
+    assert found[:3] == [0.123457, 1.0, 1.0] and found[5:] == [1.0, None, 7]
+    assert found[3:5] == pytest.approx([1 - 6.1e-8, 1 - 4.9e-7], rel=1e-12)
 
 
 def test_what_may_be_none_may_be_missing_and_what_is_unknown_is_ignored() -> None:

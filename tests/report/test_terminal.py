@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from tests.cli.fakes import record
-from tests.report import sample_comparison
+from tests.report import sample_comparison, sample_record
 from tests.report.typed import typed
 from whence.report import terminal
 from whence.report.record.common import Estimate
@@ -31,7 +31,7 @@ def test_everything_that_is_in_the_record_is_shown(width: int) -> None:
     wanted = [
         "Net [v2] on digits", "mostly right", "It sees [nothing] new.", "Negative log likelihood (nats) ↓",
         "−0.100 [−0.110, −0.090]",
-        "error ≤ 5%, 95% sure", "answer 50%", "always", "4.0% [3.0, 5.0]", "75%", "Most of it comes from first.",
+        "error ≤ 5%, 95% sure", "answer 50%", "always", "4.0% [3.0, 5.0]", "75.0%", "Most of it comes from first.",
         "whence novelty", "Which layer is least certain?", "pruning: no test data", "a note from within",
     ]  # fmt: skip
     for words in wanted:
@@ -63,7 +63,7 @@ def test_long_names_fold_and_numbers_stay_whole() -> None:
     found = record()
     found["layers"][0]["name"] = "encoder.layers.11.self_attention.output.dense"
     text = drawn(found, 80)
-    assert "█" in text and " 75%" in text and "…" not in text
+    assert "█" in text and " 75.0%" in text and "…" not in text
 
 
 def test_errors_other_than_rates_are_plain_numbers() -> None:
@@ -84,7 +84,7 @@ def test_bars() -> None:
     assert bar(None, 8).plain == "–"
     assert bar(1.0, 8).plain == "████████   100%"
     assert bar(0.5 + 1 / 16, 8).plain.startswith("████▌")
-    assert bar(-0.1, 8).plain.strip() == "−10%"
+    assert bar(-0.1, 8).plain.strip() == "−10.0%"
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -118,3 +118,23 @@ def test_an_audit_shows_its_comparison() -> None:
     text = drawn(record(comparison=sample_comparison.inside()), 80)
     assert text.index("Quality on test data") < text.index("Methods on test data") < text.index("Deferral to a person")
     assert "Methods on test data" not in drawn(record(comparison=None), 80)
+
+
+def test_names_of_classes_are_kept_and_what_is_counted_is_named() -> None:
+    found = sample_record.people(3)
+    found["data"]["elements"] = "pixels"
+    for row, name in zip(found["quality"]["classes"], ("background", "disc", "healthy tissue"), strict=True):
+        row |= {"name": name, "count": 92_785}
+        row["recall"] |= {"value": 0.99804, "low": 0.99764, "high": 0.99839}
+    text = drawn(found, 80)
+    table = text[text.index("By class") : text.index("Most frequent confusions")]
+    assert all(name in table for name in ("background", "disc", "healthy tissue")) and "of the pixels" in table
+    confusions = text[text.index("Most frequent confusions") :][:200]
+    assert "pixels" in confusions and "inputs" not in confusions
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_ranges_contain_their_share() -> None:
+    found = record()
+    found["layers"][0]["test"] |= {"variance_share": 0.0147, "share_low": 0.0146, "share_high": 0.015}
+    assert "1.5–1.5%" in drawn(found, 80)

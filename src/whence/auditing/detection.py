@@ -15,7 +15,7 @@ from whence.engine.batches import take
 from whence.errors import MissingExtra, NotDefined, notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc_difference
-from whence.numerals import minus
+from whence.numerals import area, minus
 from whence.posteriors.laplace.posterior import Laplace
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector, DetectorChoice
@@ -296,18 +296,18 @@ def _won(best: Detector, second: Detector, lead: Measured, counts: tuple[int, in
         return f"{start}, {perfect} detectors separate all of them (AUROC 1), so these data cannot rank them."
     if outcome_of(lead) == "tied":
         return (
-            f"{start}, {_called(best.name)} (AUROC {best.auroc.value:.3f}) and {_called(second.name)} "
-            f"({second.auroc.value:.3f}) detect best, without a significant difference: {_size(lead)}."
+            f"{start}, {_called(best.name)} (AUROC {area(best.auroc.value, 3)}) and {_called(second.name)} "
+            f"({area(second.auroc.value, 3)}) detect best, without a significant difference: {_size(lead)}."
         )
     return (
-        f"{start}, {_called(best.name)} detects best (AUROC {best.auroc.value:.3f}), {_size(lead)} above "
+        f"{start}, {_called(best.name)} detects best (AUROC {area(best.auroc.value, 3)}), {_size(lead)} above "
         f"{_called(second.name)}."
     )
 
 
 def _usual(usual: str, rows: Sequence[Detector], other: Detector, against: Measured, outcome: str) -> str:
     mine = next(row for row in rows if row.name == usual)
-    start = f"The usual recommendation, {_called(mine.name)}, has an AUROC of {mine.auroc.value:.3f}"
+    start = f"The usual recommendation, {_called(mine.name)}, has an AUROC of {area(mine.auroc.value, 3)}"
     best = f"the best detector that does not use novelty by layer ({_called(other.name)})"
     if outcome == "tied":
         return f"{start}, without a significant difference from {best}: {_size(against)}."

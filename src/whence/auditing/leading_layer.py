@@ -35,7 +35,10 @@ class LeadingLayer:
         if not self.elsewhere:
             span = ""
             if low is not None and high is not None:
-                span = f"; {percent(low, 0)} to {percent(high, 0)} under priors ten times weaker to ten times stronger"
+                ends = percent(low, 0), percent(high, 0)
+                span = f"; {ends[0]} to {ends[1]} under priors ten times weaker to ten times stronger"
+                if ends == (share, share):
+                    span = ", also under priors ten times weaker and ten times stronger"
             return f"Layer `{self.name}` contributes the largest share of the variance ({share}{span}{alone})."
         instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
         return (

@@ -53,6 +53,10 @@ def quality(context: Context) -> Quality:
     numbers = None
     if isinstance(context.task, Numbers):
         numbers = number_checks(context, dict(zip(kinds, inside, strict=True)), targets)
+    labelled = label_tables(context)
+    if labelled.get("two_classes") is not None:
+        of_positive = (reliability_bins(prediction, targets, context.positive) for prediction in inside[:2])
+        labelled["two_classes"] = replace(labelled["two_classes"], reliability=PlainAndBayesian(*of_positive))
     names = class_names(context.task, context.classes, context.task.outputs(inside[1]))
     sure, implied = overconfidence(inside[1], targets, context.seed), None
     if context.task.has_labels:
@@ -64,7 +68,7 @@ def quality(context: Context) -> Quality:
         uncertainty,
         (),
         baseline,
-        **label_tables(context),
+        **labelled,
         numbers=numbers,
         guessing=guessing(losses_of("nll", inside[1], targets), inside[1], targets, names, context.seed),
         confidence=None if sure is None else sure[0],

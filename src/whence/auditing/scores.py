@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -228,9 +228,9 @@ def _log_normal(y: Tensor, centre: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * ((y - centre).square() / variance + variance.log() + math.log(2 * math.pi))
 
 
-def reliability_bins(prediction: Any, targets: Tensor) -> Bins:
-    """Non-empty reliability bins."""
-    table = reliability(prediction, targets, bins=BINS)
+def reliability_bins(prediction: Any, targets: Tensor, of: Literal["confidence"] | int = "confidence") -> Bins:
+    """Non-empty reliability bins, of the largest probability or of that of one class."""
+    table = reliability(prediction, targets, bins=BINS, of=of)
     columns = (table.confidence, table.accuracy, table.accuracy_low, table.accuracy_high, table.count)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(ReliabilityBin(c, a, low, high, int(count)) for c, a, low, high, count in rows if count)

@@ -25,9 +25,9 @@ from whence.metrics.intervals import (
     binomial_bound,
     estimate,
     invert_test,
-    normal_quantile,
     resamples,
 )
+from whence.metrics.means import interval_of_share
 from whence.tables import Table
 
 Binning = Literal["width", "mass"]
@@ -280,7 +280,7 @@ class Reliability:
     count: Tensor  # elements
     weight: Tensor  # share of the weight
     gap: Tensor  # accuracy − confidence
-    accuracy_low: Tensor  # Wilson interval of the accuracy
+    accuracy_low: Tensor  # exact interval of the accuracy, clustered where elements belong together
     accuracy_high: Tensor
 
     def to_pandas(self) -> Any:
@@ -307,8 +307,7 @@ def reliability(
     weight = torch.bincount(index, weights, bins)
     accuracy = torch.bincount(index, weights * hit, bins) / weight
     confidence = torch.bincount(index, weights * p, bins) / weight
-    effective = weight.square() / found.elements.squared_weights(index, bins)
-    accuracy_low, accuracy_high = wilson(accuracy, effective, found.elements.options.level)
+    accuracy_low, accuracy_high = _intervals(hit, index, found.elements, bins)
     return Reliability(
         low=low,
         high=high,
@@ -332,9 +331,14 @@ def _probability_of(found: Labels, of: str | int) -> tuple[Tensor, Tensor]:
     return found.column(of), (found.truth == of).double()
 
 
-def wilson(share: Tensor, trials: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Interval of a share (Wilson 1927); with weights, of Kish's effective number of trials."""
-    z = normal_quantile((1 + level) / 2)
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * (share * (1 - share) / trials + z * z / (4 * trials.square())).sqrt()
-    return (middle - half).clamp(min=0), (middle + half).clamp(max=1)
+def _intervals(hit: Tensor, index: Tensor, members: Elements, bins: int) -> tuple[Tensor, Tensor]:
+    """Intervals of the shares of hits [N] in each bin, [bins] each; NaN for empty bins."""
+    ends = torch.full((2, bins), math.nan, dtype=torch.float64)
+    for place in index.unique().tolist():
+        inside = (index == place).nonzero().flatten()
+        mine = members.subset(inside)
+        sums = mine.sums(hit[inside].double(), torch.ones_like(mine.weights))
+        if bool((sums[:, 1] > 0).any()):
+            ends[:, place] = torch.tensor(interval_of_share(sums, mine), dtype=torch.float64)
+    low, high = ends.to(index.device)
+    return low, high

@@ -56,14 +56,16 @@ def share(name: str, hits: Tensor, elements: Elements) -> Estimate:
     """The weighted share of true values [N]: exact if every element is a group of its own, otherwise clustered."""
     sums = elements.sums(hits.double(), torch.ones_like(elements.weights))
     right, total = (float(one) for one in sums.sum(0))
+    return estimate(name, right / total, elements, lambda: interval_of_share(sums, elements))
+
+
+def interval_of_share(sums: Tensor, elements: Elements) -> tuple[float, float]:
+    """Of Σ hits / Σ weights, from both by group, [G, 2]."""
     level = elements.options.level
-
-    def interval() -> tuple[float, float]:
-        if elements.group is None and bool((elements.weights == 1).all()):
-            return exact_interval(right, total, level)
-        return clustered_interval(sums[:, 0], sums[:, 1], elements.count, level)
-
-    return estimate(name, right / total, elements, interval)
+    if elements.group is None and bool((elements.weights == 1).all()):
+        right, total = (float(one) for one in sums.sum(0))
+        return exact_interval(right, total, level)
+    return clustered_interval(sums[:, 0], sums[:, 1], elements.count, level)
 
 
 def _root(value: float) -> float:

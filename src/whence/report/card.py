@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from whence.numerals import minus
+from whence.numerals import number, percent
+from whence.report.formatting import shown
 from whence.report.record.audit import AuditRecord, DeferralRule, Metric
-from whence.report.record.common import Estimate
+from whence.report.record.common import Estimate, Form
 
 FILL = "**[To be filled in]**"
 COLUMNS = {"plain": "trained network", "recalibrated": "recalibrated", "bayesian": "with the posterior"}
@@ -125,7 +126,7 @@ def _results(record: AuditRecord) -> str:
         return "## Results\n\nNothing was measured: the audit had no test data with targets."
     kinds = [kind for kind in COLUMNS if _values(quality.metrics, kind)]
     head = ["Metric", *(COLUMNS[kind].capitalize() for kind in kinds)]
-    rows = [[_metric(row), *(_estimate(getattr(row, kind)) for kind in kinds)] for row in quality.metrics]
+    rows = [[_metric(row), *(_estimate(getattr(row, kind), row.form) for kind in kinds)] for row in quality.metrics]
     points = [f"- **{_cell(point.label)}** ({point.tone}): {point.words}" for point in record.verdict.points]
     note = f"{test.inputs:,} test inputs; 95% intervals in brackets."
     if quality.baseline:
@@ -135,7 +136,8 @@ def _results(record: AuditRecord) -> str:
 
 def _metric(row: Metric) -> str:
     arrows = {"lower": " ↓", "higher": " ↑"}
-    return row.label + arrows.get(row.better, "")
+    label = f"{row.label} (percentage points)" if row.form == "points" else row.label
+    return label + arrows.get(row.better, "")
 
 
 def _deferral(record: AuditRecord) -> str:
@@ -145,8 +147,8 @@ def _deferral(record: AuditRecord) -> str:
     rate = found.is_rate
     head = ["Rule", f"Hand over above ({found.label})", "Answered", f"{found.error.capitalize()} of the answered"]
     rows = [
-        [_rule(row, found.error, rate), _threshold(row), _estimate(row.test.coverage, True),
-         _estimate(row.test.error, rate)]
+        [_rule(row, found.error, rate), _threshold(row), _estimate(row.test.coverage, "percent"),
+         _estimate(row.test.error, "percent" if rate else "number")]
         for row in found.rows
     ]  # fmt: skip
     words = "Thresholds were chosen on validation data; coverage and error were measured on test data."
@@ -155,13 +157,13 @@ def _deferral(record: AuditRecord) -> str:
 
 def _rule(row: DeferralRule, error: str, rate: bool) -> str:
     if row.by_coverage:
-        return f"answer {_percent(row.target)}"
-    sure = f", {_percent(row.confidence)} confidence" if row.confidence else ""
-    return f"{error} at most {_percent(row.target) if rate else f'{row.target:.3g}'}{sure}"
+        return f"answer {percent(row.target)}"
+    sure = f", {percent(row.confidence)} confidence" if row.confidence else ""
+    return f"{error} at most {percent(row.target) if rate else number(row.target)}{sure}"
 
 
 def _threshold(row: DeferralRule) -> str:
-    return {"all": "never", "none": "always"}.get(row.answers) or f"{row.threshold:.3g}"
+    return {"all": "never", "none": "always"}.get(row.answers) or number(row.threshold)
 
 
 def _limitations(record: AuditRecord) -> str:
@@ -211,20 +213,10 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _estimate(found: Estimate | None, part: bool = False) -> str:
+def _estimate(found: Estimate | None, form: Form = "number") -> str:
     if found is None or found.value is None:
         return "–"
-    shown = _percent if part else _number
-    between = "" if found.low is None or found.high is None else f" [{shown(found.low)}, {shown(found.high)}]"
-    return shown(found.value) + between
-
-
-def _number(value: float) -> str:
-    return minus(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}")
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else minus(f"{100 * value:.3g}%")
+    return " ".join(filter(None, shown(found, form)))
 
 
 def _quoted(text: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whence.numerals import NONE, decimals, is_number, minus, number, percent, points
-from whence.report.record.common import Estimate
+from whence.numerals import NONE, area, decimals, is_number, minus, number, percent, points
+from whence.report.record.common import Estimate, Form
 
 
 def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
@@ -11,13 +11,29 @@ def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
     if value is None or value.value is None:
         return NONE, ""
     if value.low is None or value.high is None:
-        return percent(value.value) if part else number(value.value), ""
+        return percent(value.value, 1) if part else number(value.value), ""
     if part:
         width = 100 * (value.high - value.low)
         places = 1 if width >= 0.5 or width <= 0 else min(3, decimals(0.0, 0.0, width))
-        shown = [f"{100 * end:,.{places}f}" for end in (value.value, value.low, value.high)]
-        return minus(f"{shown[0]}%"), minus(f"[{shown[1]}, {shown[2]}]")
+        low, high = (percent(end, places).removesuffix("%") for end in (value.low, value.high))
+        return percent(value.value, places), f"[{low}, {high}]"
     return _with_decimals(value, decimals(value.value, value.low, value.high))
+
+
+def area_estimate(value: Estimate | None) -> tuple[str, str]:
+    """The area under a curve and its interval, with three decimals."""
+    if value is None or value.value is None:
+        return NONE, ""
+    if value.low is None or value.high is None:
+        return area(value.value, 3), ""
+    return area(value.value, 3), f"[{area(value.low, 3)}, {area(value.high, 3)}]"
+
+
+def shown(value: Estimate | None, form: Form) -> tuple[str, str]:
+    """Value and interval as text, in the form of a metric."""
+    if form == "points":
+        return points_estimate(value, False)
+    return area_estimate(value) if form == "area" else estimate(value, form == "percent")
 
 
 def points_estimate(value: Estimate | None, plus: bool = True) -> tuple[str, str]:

@@ -51,7 +51,8 @@ def threshold(value: float | None, root: bool, digits: int = 4) -> str:
     if value is None:
         return number(None)
     shown = math.sqrt(max(value, 0.0)) if root else value
-    return f"<{LEAST}" if 0 < shown < LEAST and not root else number(shown, digits)
+    small = 0 < abs(shown) < LEAST and not root  # a part may be below 0 by rounding
+    return f"<{LEAST}" if small else number(shown, digits)
 
 
 def _roots(values: Any) -> Any:

@@ -32,7 +32,7 @@ STEPS = {"untargeted": "step size", "targeted": "updates"}
 
 
 def reliability(reliability: Reliability, ece: float | None = None, ax: Axes | None = None) -> Figure:
-    """Reliability diagram: accuracy against confidence with Wilson intervals; below, the number of predictions."""
+    """Reliability diagram: accuracy against confidence with its intervals; below, the number of predictions."""
     figure, grid = canvas.panels(ax, 2, 1, (4.8, 4.8), sharex=True, height_ratios=(3, 1))
     (upper,), (lower,) = grid
     kept = canvas.numbers(reliability.count) > 0
@@ -41,7 +41,7 @@ def reliability(reliability: Reliability, ece: float | None = None, ax: Axes | N
         canvas.numbers(getattr(reliability, name))[kept] for name in columns
     )
     upper.plot([0, 1], [0, 1], "--", color=canvas.GREY, linewidth=1, label="perfectly calibrated")
-    upper.vlines(sure, least, greatest, color=canvas.PALETTE[0], linewidth=1.3, label="Wilson interval")
+    upper.vlines(sure, least, greatest, color=canvas.PALETTE[0], linewidth=1.3, label="interval of the accuracy")
     upper.plot(sure, right, "o", color=canvas.PALETTE[0], markersize=5, label="accuracy of a bin")
     lower.bar(
         low,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross
 SETS = {"reference": "#8C939D", "test": "#009E73", "ood": "#CC79A7"}
 GREY_LINE = {"mode": "lines", "line": {"color": "#8C939D", "width": 1}, "showlegend": False, "legendgroup": "rest"}
 CRITERIA = {"snr": "signal to noise", "magnitude": "size of the weight", "random": "at random"}
+WIDEST_TITLE, HIGHEST_TITLE = 44, 27  # letters of an axis title, along and upwards
 POINTS = 7  # marks along a curve
 DATA = {"test": "test data", "ood": "out of distribution"}
 
@@ -87,13 +89,14 @@ def figure(traces: list[Chart], **layout: Any) -> Chart:
     return {"data": made["data"], "layout": made["layout"]}
 
 
-def axis(title: str) -> Chart:
-    return {"title": {"text": title}} if title else {}
+def axis(title: str, most: int = WIDEST_TITLE) -> Chart:
+    """``title`` in lines of ``most`` letters, so that it is not cut in a chart of half the paper's width."""
+    return {"title": {"text": "<br>".join(textwrap.wrap(title, most))}} if title else {}
 
 
-def percentages(title: str) -> Chart:
+def percentages(title: str, most: int = WIDEST_TITLE) -> Chart:
     """An axis from 0% to 100%."""
-    return {**axis(title), "tickformat": ".0%", "range": [-0.02, 1.02], "dtick": 0.25}
+    return {**axis(title, most), "tickformat": ".0%", "range": [-0.02, 1.02], "dtick": 0.25}
 
 
 def column(rows: Iterable[Any], name: str) -> list[Any]:
@@ -119,8 +122,8 @@ def plain_text(text: str) -> str:
 # Predictions
 
 
-def reliability(curves: Curves[Bins]) -> Chart:
-    """Accuracy against confidence, with the diagonal of perfect calibration."""
+def reliability(curves: Curves[Bins], x: str = "confidence", y: str = "accuracy") -> Chart:
+    """Accuracy against confidence, or a frequency against its probability, and the diagonal of perfect calibration."""
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     diagonal["line"] = {"color": "#888888", "width": 1.5, "dash": "dash"}
     traces = []
@@ -135,10 +138,9 @@ def reliability(curves: Curves[Bins]) -> Chart:
         traces.append(
             {"x": column(bins, "confidence"), "y": hits, "error_y": whiskers, "mode": "lines+markers",
              "customdata": column(bins, "count"), **look.style(),
-             "hovertemplate": "confidence %{x:.0%}, accuracy %{y:.1%}<br>n = %{customdata}"}
+             "hovertemplate": f"{x} %{{x:.0%}}, {y} %{{y:.1%}}<br>n = %{{customdata}}"}
         )  # fmt: skip
-    axes = {"xaxis": percentages("confidence"), "yaxis": percentages("accuracy")}
-    return figure(traces, shapes=[diagonal], **axes)
+    return figure(traces, shapes=[diagonal], xaxis=percentages(x), yaxis=percentages(y))
 
 
 def above(values: Numbers) -> Chart:
@@ -153,7 +155,7 @@ def uncertainties(found: Shown) -> Chart:
         for look, values in pairs(curves) if curves else ():
             style = look.style(shape="hv", width=width) | {"name": f"{words}, {look.name}"}
             traces.append({**above(values), "mode": "lines", **style, "hovertemplate": "%{y:.0%} above %{x:.3g}"})
-    y = percentages("share of inputs above it")
+    y = percentages("share of inputs above it", HIGHEST_TITLE)
     return figure(traces, xaxis=_uncertainty_axis(found), yaxis=y)
 
 
@@ -178,7 +180,7 @@ def uncertainty_of_methods(found: Shown, looks: list[Look]) -> Chart:
     for _, words, line in sets if len(sets) > 1 else []:
         traces.append({"x": [None], "y": [None], "mode": "lines", "name": words, "line": {"color": "#888888", **line},
                        "hoverinfo": "skip"})  # fmt: skip
-    return figure(traces, xaxis=_uncertainty_axis(found), yaxis=percentages("share of inputs above it"))
+    return figure(traces, xaxis=_uncertainty_axis(found), yaxis=percentages("share of inputs above it", HIGHEST_TITLE))
 
 
 def has_errors(curves: Curves[RejectionCurve]) -> bool:
@@ -207,7 +209,7 @@ def rejection_curves(
             traces.append(
                 {"x": rounded(curve.coverage), "y": rounded(curve.error), **style, "hovertemplate": hover}
             )  # fmt: skip
-    y = {**axis(title), "rangemode": "tozero", **({"tickformat": "~%"} if rate else {})}
+    y = {**axis(title, HIGHEST_TITLE), "rangemode": "tozero", **({"tickformat": "~%"} if rate else {})}
     return figure(traces, xaxis=percentages(f"share of {of} answered"), yaxis=y)
 
 
@@ -266,7 +268,7 @@ def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None) -> Cha
              "name": plain_text(CRITERIA.get(by, by)), "line": {"dash": "solid" if by == "snr" else "dot"},
              "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
         )  # fmt: skip
-    y = {**axis(name), "tickformat": "~%"} if score == "accuracy" else axis(plain_text(name))
+    y = {**axis(name), "tickformat": "~%"} if score == "accuracy" else axis(plain_text(name), HIGHEST_TITLE)
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 

@@ -22,8 +22,8 @@ STEPS = 101  # of a colour scale
 NAMED = 8  # classes in the key of a map
 LEAST = 0.01  # of the largest uncertainty: a part that is smaller everywhere has no map
 UNKNOWN = (154, 160, 168)
-RIGHT, WRONG = (238, 240, 243), (190, 40, 20)
-ERRORS = (("#be2814", "wrong"), ("#eef0f3", "right"))
+WRONG = (190, 40, 20)
+ERRORS = (("#be2814", "wrong"), ("transparent", "right"))
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,22 @@ def _scaled(label: str, alt: str, grid: Grid, high: float, root: bool = False) -
 
 
 def _marked(label: str, grid: Grid) -> Picture:
-    """Where answers are wrong: white is right, red wrong."""
-    return Picture(label, _png(_coloured(_array(grid), (RIGHT, WRONG))), "Map of the errors", None, ERRORS)
+    """Where answers are wrong: red; the page shows through where they are right."""
+    parts = _array(grid)
+    unknown = np.isnan(parts)
+    levels = np.empty((*parts.shape, 4), dtype=np.uint8)
+    levels[..., :3] = np.where(unknown[..., None], UNKNOWN, WRONG)
+    levels[..., 3] = np.where(unknown, 255, (255 * np.clip(parts, 0, 1)).round())
+    return Picture(label, _png(levels), "Map of the errors", None, ERRORS)
 
 
 def _array(grid: Grid) -> Any:
     return np.array([[np.nan if v is None else v for v in line] for line in grid], dtype=float)
 
 
-def _coloured(parts: Any, ends: tuple[Any, Any] | None = None) -> Any:
-    """Colours of numbers from 0 to 1, perhaps between two; grey for NaN."""
-    if ends is None:
-        table = np.array([_rgb(one) for one in theme.scale(False, STEPS)], dtype=np.uint8)
-    else:
-        table = np.linspace(*ends, STEPS).round().astype(np.uint8)
+def _coloured(parts: Any) -> Any:
+    """Colours of numbers from 0 to 1; grey for NaN."""
+    table = np.array([_rgb(one) for one in theme.scale(False, STEPS)], dtype=np.uint8)
     known = ~np.isnan(parts)
     places = np.clip(np.where(known, parts, 0.0) * (STEPS - 1), 0, STEPS - 1).round().astype(int)
     return np.where(known[..., None], table[places], np.array(UNKNOWN, dtype=np.uint8))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from whence.errors import need
-from whence.numerals import NONE, number, percent, points
-from whence.report.formatting import shortened
+from whence.numerals import NONE, number, points
+from whence.numerals import share as share_text
+from whence.report.formatting import quantity, shortened
 from whence.report.page import theme
 from whence.report.page.charts import plain_text
 from whence.report.record.common import Numbers
@@ -28,7 +29,15 @@ PALETTES = ("explained", "difference", "prior")
 HOVER = "<b>%{{label}}</b><br>{0}: %{{customdata[0]}}{2}<br>{1}: %{{customdata[1]}}<br>%{{hovertext}}<extra></extra>"
 
 
-def icicle(profile: Profile, most: int = MOST) -> Chart:
+@dataclass(frozen=True)
+class Spread:
+    """That variances are shown as standard deviations, in this unit; ``several``: of all outputs together."""
+
+    unit: str | None
+    several: bool
+
+
+def icicle(profile: Profile, most: int = MOST, spread: Spread | None = None) -> Chart:
     """The data for the page's script: the trace without a view, and the views."""
     places = drawn_nodes(profile, most)
     nodes = [profile.nodes[i] for i in places]
@@ -37,7 +46,7 @@ def icicle(profile: Profile, most: int = MOST) -> Chart:
         "trace": _trace(nodes, places, _prior(profile)),
         "layers": [node.layer for node in nodes],
         "palettes": {kind: _palette(profile.views, places, kind, limit) for kind in PALETTES},
-        "views": {view.key: _view(view, places, nodes) for view in profile.views},
+        "views": {view.key: _view(view, places, nodes, spread) for view in profile.views},
         "limit": limit,
         "thinned": len(nodes) < len(profile.nodes),
     }
@@ -57,7 +66,7 @@ def _prior(profile: Profile) -> Numbers | None:
 def _trace(nodes: list[Node], places: list[int], prior: Numbers | None) -> Chart:
     alone = [""] * len(nodes)
     if prior is not None:
-        alone = [f"share under the prior alone: {percent(prior[i])}<br>" for i in places]
+        alone = [f"share under the prior alone: {share_text(prior[i])}<br>" for i in places]
     trace = need("plotly.graph_objects", "report").Icicle(
         ids=[node.id for node in nodes],
         labels=[plain_text(shortened(node.label, 40)) for node in nodes],
@@ -71,14 +80,14 @@ def _trace(nodes: list[Node], places: list[int], prior: Numbers | None) -> Chart
     return dict(trace.to_plotly_json())
 
 
-def _view(view: View, places: list[int], nodes: list[Node]) -> Chart:
+def _view(view: View, places: list[int], nodes: list[Node], spread: Spread | None) -> Chart:
     change = view.kind == "difference"
     shares, explained = ([values[i] for i in places] for values in (view.share, view.explained))
     widths, squeezed = (changes(shares, nodes), []) if change else fitted(shares, nodes)
     unit = "\u202fpp" if change else "%"
     words = ("change of the share", "change of explained") if change else ("share of the variance", "explained")
     return {
-        "values": widths, "unit": unit, "palette": _palette_of(view), "note": _note(view, len(squeezed)),
+        "values": widths, "unit": unit, "palette": _palette_of(view), "note": _note(view, len(squeezed), spread),
         "customdata": [[_share(s, change), _explained(e, change)] for s, e in zip(shares, explained, strict=True)],
         "texttemplate": "%{label}<br>%{customdata[0]}" + unit, "hovertemplate": HOVER.format(*words, unit),
         "small": small_layers(shares, nodes),
@@ -154,12 +163,12 @@ def _family(nodes: Sequence[Node]) -> tuple[list[list[int]], set[int]]:
 def _share(share: float | None, change: bool) -> str:
     """In percent, or a change in percentage points."""
     if share is None or not change:
-        return percent(share).removesuffix("%")
+        return share_text(share).removesuffix("%")
     return points(share, signed=True)
 
 
 def _explained(value: float | None, change: bool) -> str:
-    return points(value, signed=True) if change and value is not None else percent(value)
+    return points(value, signed=True) if change and value is not None else share_text(value)
 
 
 def _limit(profile: Profile) -> float:
@@ -174,10 +183,10 @@ def _limit(profile: Profile) -> float:
     return min(1.0, math.ceil(10 * max(sizes, default=1.0) + 1e-9) / 10)
 
 
-def _note(view: View, squeezed: int) -> str:
+def _note(view: View, squeezed: int, spread: Spread | None) -> str:
     """One or two sentences under the chart."""
     facts = [f"{number(view.inputs)} input{'s' * (view.inputs != 1)}"] if view.inputs else []
-    facts += [] if view.kind == "difference" else [f"mean variance {number(view.variance)}"]
+    facts += [] if view.kind == "difference" else [_size(view.variance, spread)]
     words = [f"{view.label}: {', '.join(facts)}."]
     if view.kind == "prior":
         words.append("The shares before any training data.")
@@ -187,6 +196,14 @@ def _note(view: View, squeezed: int) -> str:
             "are narrowed to fit. The numbers shown are exact."
         )
     return " ".join(words)
+
+
+def _size(variance: float | None, spread: Spread | None) -> str:
+    """The mean variance of a view, of predicted numbers as a standard deviation."""
+    if spread is None or variance is None or variance < 0:
+        return f"mean variance {number(variance)}"
+    of = ", all outputs together" if spread.several else ""
+    return f"standard deviation from weights {quantity(math.sqrt(variance), spread.unit)}{of}"
 
 
 @dataclass(frozen=True)
@@ -208,7 +225,7 @@ def tree(profile: Profile, most: int = MOST) -> list[TreeEntry]:
     place = {i: at for at, i in enumerate(drawn_nodes(profile, most))}
 
     def entry(i: int, units: tuple[TreeEntry, ...] = ()) -> TreeEntry:
-        alone = NONE if prior is None else percent(prior[i])
+        alone = NONE if prior is None else share_text(prior[i])
         return TreeEntry(place[i], nodes[i].id, nodes[i].label, number(nodes[i].weights), alone, units)
 
     units: dict[str | None, list[int]] = {}

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from whence.report.page.charts import BAYESIAN, Chart, axis, column, figure, gaps, pairs, plain_text, rounded
+from whence.report.page.charts import (
+    BAYESIAN,
+    HIGHEST_TITLE,
+    Chart,
+    axis,
+    column,
+    figure,
+    gaps,
+    pairs,
+    plain_text,
+    rounded,
+)
 from whence.report.record.numbers import NumberChecks, OutputChecks, PitCounts
 
 GREY = "#888888"
@@ -47,7 +58,7 @@ def against_true(found: OutputChecks) -> Chart:
              "hovertemplate": "predicted %{x:.4g}, true %{y:.4g}"}  # fmt: skip
     unit = f" ({plain_text(found.unit)})" if found.unit else ""
     name = plain_text(found.name)
-    axes = {"xaxis": axis(f"predicted {name}{unit}"), "yaxis": axis(f"true {name}{unit}")}
+    axes = {"xaxis": axis(f"predicted {name}{unit}"), "yaxis": axis(f"true {name}{unit}", HIGHEST_TITLE)}
     return figure([trace], shapes=[line], showlegend=False, **axes)
 
 
@@ -67,5 +78,5 @@ def spread(found: OutputChecks) -> Chart:
              "hovertemplate": "predicted %{x:.3g}, error %{y:.3g}<br>%{customdata} inputs"}  # fmt: skip
     unit = f" ({plain_text(found.unit)})" if found.unit else ""
     x = {**axis(f"predicted standard deviation{unit}"), "rangemode": "tozero"}
-    y = {**axis(f"root mean squared error{unit}"), "rangemode": "tozero"}
+    y = {**axis(f"root mean squared error{unit}", HIGHEST_TITLE), "rangemode": "tozero"}
     return figure([trace], shapes=[line], showlegend=False, xaxis=x, yaxis=y)

@@ -8,7 +8,7 @@ from typing import Any
 
 from whence import numerals
 from whence.report import formatting
-from whence.report.page.charts import COLOURS, Chart, figure, gaps, percentages, plain_text, rounded
+from whence.report.page.charts import COLOURS, Chart, figure, gaps, pairs, percentages, plain_text, reliability, rounded
 from whence.report.record.audit import AuditRecord, Deferral
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Groups
@@ -55,7 +55,7 @@ def slider(deferral: Deferral | None) -> dict[str, Any] | None:
     for step in steps:
         value, interval = formatting.estimate(step.error, deferral.is_rate)
         rows.append(
-            [threshold(step.threshold, deferral.measure == "variance", 5), numerals.percent(step.coverage),
+            [threshold(step.threshold, deferral.measure == "variance", 5), numerals.percent(step.coverage, 1),
              numerals.number(step.answered), numerals.number(step.deferred), f"{value} {interval}".strip(),
              step.coverage]
         )  # fmt: skip
@@ -69,6 +69,8 @@ def people_charts(record: AuditRecord) -> dict[str, Chart]:
     if two is not None and two.precision_recall is not None and two.roc is not None:
         found["precision-recall"] = _rates(two.precision_recall, two, "recall (sensitivity)", "precision", "hv")
         found["roc"] = _rates(two.roc, two, "false positive rate (1 − specificity)", "sensitivity", "vh")
+    if two is not None and two.reliability is not None:
+        found["positive-reliability"] = reliability(pairs(two.reliability), "mean predicted probability", "frequency")
     for i, _ in enumerate(record.groups.groupings if record.groups else ()):
         assert record.groups is not None
         found[f"group-chart-{i}"] = _group_chart(record.groups, i, record.unit)

@@ -15,7 +15,7 @@ import numpy as np
 from whence import numerals
 from whence.errors import need
 from whence.report import formatting, uncertainty
-from whence.report.page import icicle, names, people, seal, theme
+from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
 from whence.report.page.charts import CRITERIA, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
@@ -35,14 +35,13 @@ Context = dict[str, Any]  # variables of the templates
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 AUDIT_PARTS = (
     "verdict", "quality", "comparison", "conformal", "deferral", "groups", "profile", "inputs", "novelty", "next",
-    "run", "glossary",
+    "run",
 )  # fmt: skip
 COMPARISON_PARTS = ("title", "scores", "curves", "layers", "run")
 OPTIONAL = {"next": "next_steps"}  # the record's fields with other names than their sections
 GROUPS = {"set": "Data sets", "difference": "Data sets", "prior": "Data sets", "class": "One class"}
 JUDGEMENTS = {"same": "no clear difference"}
-METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy")  # terms in the names of metrics
-SHARED_TERMS = (*METRIC_TERMS, "explained", "prior", "interval", "variance")  # terms of audits and comparisons
+METRIC_TERMS = ("nll", "brier", "ece", "auroc", "fpr95", "entropy", "rmse", "crps")  # terms in the names of metrics
 LARGEST = 256  # largest side of a picture in pixels
 
 
@@ -96,13 +95,16 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "number": numerals.number, "percent": numerals.percent, "fixed": numerals.fixed,
-        "estimate": formatting.estimate, "duration": formatting.duration, "size": formatting.size, "term": term,
+        "number": numerals.number, "percent": numerals.percent, "share": numerals.share,
+        "share_range": numerals.share_range, "fixed": numerals.fixed,
+        "estimate": formatting.estimate, "shown": formatting.shown,
+        "duration": formatting.duration, "size": formatting.size, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
+        "used": glossary.used,
     }  # fmt: skip
     return made
 
@@ -128,7 +130,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
     drawings = {
         "charts": {**audit_charts(record), **people.people_charts(record), **_of_numbers(record)},
         "slider": people.slider(record.deferral),
-        "profile": profile and icicle.icicle(profile, most),
+        "profile": profile and icicle.icicle(profile, most, _spread_of(record)),
         "maps": [weight_map(found) for found in record.maps or ()],
     }
     return {
@@ -149,6 +151,15 @@ def _audit(record: AuditRecord, most: int) -> Context:
     }  # fmt: skip
 
 
+def _spread_of(record: AuditRecord) -> icicle.Spread | None:
+    """How the variance of predicted numbers is shown: as a standard deviation, with its unit."""
+    if record.task != "regression":
+        return None
+    numbers = record.quality.numbers if record.quality else None
+    several = numbers is not None and len(numbers.outputs) + numbers.unlisted > 1
+    return icicle.Spread(None if several else record.unit, several)
+
+
 def _of_numbers(record: AuditRecord) -> Context:
     found = record.quality.numbers if record.quality else None
     return number_charts(found) if found else {}
@@ -161,8 +172,8 @@ def _comparison(record: ComparisonRecord) -> Context:
     return {
         **_common(record, record, {"charts": comparison_charts(record), "profile": None, "maps": []}),
         "what": "comparison", "nested": False,
-        "terms": {**{key: text.terms[key] for key in SHARED_TERMS}, **text.comparison_terms},
-        "parts": [*(f"compared_{part}.html.j2" for part in COMPARISON_PARTS), "glossary.html.j2"],
+        "terms": {**text.terms, **text.comparison_terms},
+        "parts": [f"compared_{part}.html.j2" for part in COMPARISON_PARTS],
         "sections": {**text.comparison_sections, **ends},
     }  # fmt: skip
 
@@ -173,8 +184,8 @@ def _difference(record: DiffRecord) -> Context:
     drawings: Context = {"charts": difference_charts(record), "profile": None, "maps": []}
     return {
         **drawings, "what": "diff", "r": record, "run": {"versions": record.versions, "interrupted": None},
-        "terms": {key: text.terms[key] for key in ("interval", "explained", "variance", *METRIC_TERMS)},
-        "tones": text.tones, "parts": ["changed.html.j2", "glossary.html.j2"], "why": {},
+        "terms": text.terms,
+        "tones": text.tones, "parts": ["changed.html.j2"], "why": {},
         "sections": {**text.diff_sections, "glossary": text.audit_sections["glossary"]},
         "height": min(2000, 110 + 34 * len(record.layers)),
         "data": embedded({**drawings, "themes": theme.templates()}),
@@ -220,7 +231,7 @@ def _layer_names(record: AuditRecord) -> list[str]:
 
 def _novelty_height(novelty: Novelty) -> int:
     """Height of the chart with a box for each layer and set, in pixels."""
-    return min(2000, max(330, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
+    return min(2000, max(240, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
 
 
 def _view_groups(profile: Profile) -> dict[str, list[View]]:

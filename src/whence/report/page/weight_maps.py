@@ -43,7 +43,7 @@ def weight_map(found: WeightMap) -> Chart:
 
 
 def _arranged(tiles: Sequence[Tile], shape: float, kind: str, most: int, width: int) -> Chart:
-    """The layout, its aspect ratio and its largest height in pixels; about twice as wide as high."""
+    """The layout, its aspect ratio, its largest height in pixels and its rows; about twice as wide as high."""
     highest = HIGHEST.get(kind, OTHERS) - SCALE
     count = max(1, len(tiles))
     columns = min(most, math.ceil(math.sqrt(2 * count * shape)), count)
@@ -59,7 +59,7 @@ def _arranged(tiles: Sequence[Tile], shape: float, kind: str, most: int, width: 
     grid = _grid(tiles, rows, columns, NAME * rows / tall, kind != "matrix", letters)
     made = need("plotly.graph_objects", "report").Layout(grid).to_plotly_json()
     made.pop("template", None)
-    return {"layout": made, "ratio": round(tall / width, 3), "most": highest, "more": SCALE}
+    return {"layout": made, "ratio": round(tall / width, 3), "most": highest, "more": SCALE, "rows": rows}
 
 
 def _height(tiles: Sequence[Tile], shape: float, columns: int, width: int) -> float:

@@ -40,8 +40,9 @@ Better = Literal["lower", "higher", "0.95"]  # which values of a metric are good
 Tone = Literal["good", "mixed", "poor", "note", "unknown"]
 SetName = Literal["test", "ood"]
 IN_UNITS = ("rmse", "crps", "width")  # metrics in the unit of the target
+AREAS = ("auroc", "error_auroc", "ood_auroc")  # metrics that are areas under curves
 SHARES = ("accuracy", "coverage", "ood_fpr95", "fpr95", "flagged")  # metrics that are shares
-Form = Literal["percent", "points", "number"]
+Form = Literal["percent", "points", "area", "number"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class MetricName:
     @property
     def form(self) -> Form:
         """How its values are written."""
+        if self.name in AREAS:
+            return "area"
         return "percent" if self.name in SHARES else "points" if self.name == "ece" else "number"
 
     def label_in(self, unit: str | None) -> str:

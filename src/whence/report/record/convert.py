@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 from torch import Tensor
 
 from whence.errors import BadFile
+from whence.numerals import ROUNDING
 from whence.report.record.common import Mark
 
 R = TypeVar("R")
@@ -165,11 +166,17 @@ def tidied(section: R) -> R:
 
 
 def number(value: Any, digits: int = 6) -> float | None:
-    """A float with ``digits`` significant digits; None if not finite. Integers are unchanged."""
+    """A float with ``digits`` significant digits; None if not finite. Integers are unchanged.
+
+    What is below 1 stays below it: of 0.99999994 the difference from 1 is rounded.
+    """
     if isinstance(value, int):
         return value
     value = float(value)
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return 1 - float(f"{1 - value:.2g}") if rounded == 1 and 1 - value > ROUNDING else rounded
 
 
 def plain_values(value: Any) -> Any:

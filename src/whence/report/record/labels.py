@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence.report.record.common import Count, Estimate, Number, Numbers
+from whence.report.record.common import Bins, Count, Estimate, Number, Numbers, PlainAndBayesian
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,4 @@ class TwoClasses:
     auroc: Estimate | None
     precision_recall: Curve | None
     roc: Curve | None
+    reliability: PlainAndBayesian[Bins] | None = None  # probability of the positive class and its frequency

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
-from whence.numerals import number, percent
+from whence.numerals import number, percent, share, share_range
 from whence.report.record.audit import AuditRecord, Deferral, DeferralRule, Quality
 from whence.report.record.common import Form
 from whence.report.record.sections import Answer, Layer, Novelty, Shares
@@ -45,11 +45,11 @@ def audit_view(record: AuditRecord, width: int = 80) -> RenderableType:
     parts: list[RenderableType | None] = [
         _verdict(record),
         _quality(record.quality, record.unit, wide) if record.quality else None,
-        *(label_sections(record.quality) if record.quality else ()),
+        *(label_sections(record.quality, record.data.elements or "inputs", width) if record.quality else ()),
         Group(*comparison_sections(compared, width, record.unit), *bullets(compared.words)) if compared else None,
         conformal_view(record.conformal, record.unit, wide) if record.conformal else None,
         _deferral(record.deferral, record.unit, record.data.elements, wide) if record.deferral else None,
-        groups_section(record.groups, wide) if record.groups else None,
+        groups_section(record.groups, width) if record.groups else None,
         _layers(record.layers, record.profile.words if record.profile else (), wide) if record.layers else None,
         _novelty(record.novelty) if record.novelty else None,
         _answers(record.answers) if record.answers else None,
@@ -143,14 +143,14 @@ def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> Renderab
             "layer": row.name,
             "kind": row.kind,
             "weights>": whole(row.parameters),
-            "identified>": percent(row.identified),
+            "identified>": share(row.identified),
             "share of the variance": bar(test.variance_share, 12),
-            "share": bar(test.variance_share, 8),
+            "share": bar(test.variance_share, 6),
             "τ/10 … 10τ>": _range(test),
-            "prior>": percent(test.prior_share),
-            "explained>": percent(test.explained),
-            "novel:\nshare>": percent(ood.variance_share),
-            "\nexplained>": percent(ood.explained),
+            "prior>": share(test.prior_share),
+            "explained>": share(test.explained),
+            "novel:\nshare>": share(ood.variance_share),
+            "\nexplained>": share(ood.explained),
         }
         add_row(table, *(cells[name] for name in columns))
     note = "share: of the output variance; prior: share before training; explained: reduction of the prior variance"
@@ -160,7 +160,7 @@ def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> Renderab
 
 def _range(shares: Shares) -> str:
     low, high = shares.share_low, shares.share_high
-    return "" if low is None or high is None else f"{percent(low, 0)} to {percent(high, 0)}"
+    return "" if low is None or high is None else share_range(shares.variance_share, low, high, "–")
 
 
 def _novelty(novelty: Novelty) -> RenderableType:
@@ -168,7 +168,7 @@ def _novelty(novelty: Novelty) -> RenderableType:
     if novelty.detectors:
         table = new_table("detector", "AUROC>", "FPR at 95%>")
         for row in novelty.detectors:
-            add_row(table, row.label, estimate(row.auroc), estimate(row.fpr95, "percent"))
+            add_row(table, row.label, estimate(row.auroc, "area"), estimate(row.fpr95, "percent"))
     words = novelty.words if novelty.choice is None else (*novelty.words, *novelty.choice.words)
     return section("Novelty", table, words)
 

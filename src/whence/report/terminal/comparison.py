@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
@@ -13,12 +10,17 @@ from whence.numerals import NONE, fixed, minus, percent, points
 from whence.report.formatting import duration, size
 from whence.report.record.common import Estimate, Form, Numbers
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, Distance, LayersOfMethods
-from whence.report.terminal.tables import WIDE, add_row, bullets, estimate, facts, new_table, run_facts, section, whole
-
-Column = tuple[str, list[Text]]  # a heading, and a cell for each row
-NARROWEST = 9  # characters per line of a heading
-LONGEST = 24  # characters of a row name before it wraps
-GAP = 2
+from whence.report.terminal.tables import (
+    WIDE,
+    Column,
+    bullets,
+    estimate,
+    facts,
+    run_facts,
+    section,
+    split_tables,
+    whole,
+)
 
 
 def comparison_view(record: ComparisonRecord, width: int = 80) -> RenderableType:
@@ -61,37 +63,13 @@ def _scores(record: Compared, width: int, unit: str | None) -> RenderableType:
     note = "* best, or not significantly worse than the best; ↓ lower is better, ↑ higher"
     note += "; 95% intervals" if width >= WIDE else ""
     notes = [metric.note for metric in record.metrics if metric.note]
-    return section("Methods on test data", _tables("method", record.names, columns, width), notes, note)
+    return section("Methods on test data", split_tables("method", record.names, columns, width), notes, note)
 
 
 def _score(value: Estimate | None, form: Form, best: bool, width: int) -> Text:
     """A score; bold and with a star if among the best."""
     shown = estimate(value, form, width >= WIDE)
     return Text(f"{shown} *", style="bold") if best else Text(f"{shown}  ")
-
-
-def _tables(corner: str, names: Sequence[str], columns: Sequence[Column], width: int) -> RenderableType:
-    """The columns in as many tables as the width requires, each with the row names."""
-    first = max([len(corner), *(min(len(name), LONGEST) for name in names)]) + GAP
-    tables: list[list[Column]] = []
-    left = 0
-    for title, cells in columns:
-        widest = max((cell.cell_len for cell in cells), default=0)
-        heading = textwrap.wrap(title, max(widest, NARROWEST, *(min(len(word), LONGEST) for word in title.split())))
-        needs = max([widest, *map(len, heading)]) + GAP
-        if not tables or needs > left:
-            tables.append([])
-            left = width - first
-        left -= needs
-        tables[-1].append(("\n".join(heading), cells))
-    parts: list[RenderableType] = []
-    for mine in tables:
-        table = new_table(corner, *(f"{title}>" for title, _ in mine))
-        table.columns[0].max_width = LONGEST
-        for place, name in enumerate(names):
-            add_row(table, name, *(cells[place] for _, cells in mine))
-        parts += [Text(), table] if parts else [table]
-    return Group(*parts)
 
 
 def _layers(methods: list[str], layers: LayersOfMethods, width: int) -> RenderableType:
@@ -105,7 +83,7 @@ def _layers(methods: list[str], layers: LayersOfMethods, width: int) -> Renderab
                 for name, values, error in zip(methods, rows, errors, strict=True)
                 if values is not None
             ]
-            table = _tables("layer", [layers.names[i] for i in places], columns, width)
+            table = split_tables("layer", [layers.names[i] for i in places], columns, width)
             parts += [Text(title, style="italic"), table, Text()]
     sentences = [f"{name}: {why}" for name, why in zip(methods, layers.why_not, strict=True) if why]
     pairs = zip(methods, layers.interaction, strict=True)
@@ -134,7 +112,7 @@ def _agreement(found: Agreement, width: int) -> RenderableType | None:
         texts = [(NONE if rho is None else minus(f"{rho:.2f}"), percent(moved)) for rho, moved in pairs]
         columns.append((name, [Text(f"{rho} ({moved})") for rho, moved in texts]))
     note = "rank correlation of the layers' shares (and the share of the variance that would have to shift)"
-    return section("Agreement between methods", _tables("", found.methods, columns, width), note=note)
+    return section("Agreement between methods", split_tables("", found.methods, columns, width), note=note)
 
 
 def _distance(methods: list[str], found: Distance, width: int) -> RenderableType:
@@ -147,4 +125,4 @@ def _distance(methods: list[str], found: Distance, width: int) -> RenderableType
             ]
             columns.append((title, texts))
     note = "mean distance of the predictions over test inputs; lower is closer"
-    return section(f"Distance from {found.reference}", _tables("method", methods, columns, width), note=note)
+    return section(f"Distance from {found.reference}", split_tables("method", methods, columns, width), note=note)

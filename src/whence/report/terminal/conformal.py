@@ -22,7 +22,7 @@ def conformal_view(found: ConformalSection, unit: str | None, wide: bool) -> Ren
         cells: list[str] = []
         if row.sets is not None:
             own = row.sets
-            cells = [estimate(own.size, interval=wide), percent(own.singletons), percent(own.empty)]
+            cells = [estimate(own.size, interval=wide), percent(own.singletons, 1), percent(own.empty, 1)]
             cells.append(number(own.size_wrong))
         elif row.intervals is not None:
             of_row = row.intervals

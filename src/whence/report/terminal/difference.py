@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from whence.numerals import NONE, percent
+from whence.numerals import NONE, share
 from whence.report.record.common import Form
 from whence.report.record.difference import ChangedFact, ChangedLayer, ChangedPoint, ChangedValue, DiffRecord
 from whence.report.terminal.tables import WIDE, add_row, bullets, estimate, facts, new_table, section
@@ -60,7 +60,7 @@ def _values(title: str, values: Sequence[ChangedValue], wide: bool, every: bool 
     table = new_table("", "old>", "new>", "change>", "")
     for row in rows:
         name = f"{row.label}, {row.of}"
-        apart: Form = "number" if row.form == "number" else "points"
+        apart: Form = "number" if row.form in ("number", "area") else "points"
         cells = (estimate(row.old, row.form, wide), estimate(row.new, row.form, wide), estimate(row.change, apart))
         add_row(table, name, *cells, Text(row.judgement, style=STYLES.get(row.judgement, "dim")))
     left = [f"{changed - len(rows)} more changed within chance"] if changed > len(rows) else []
@@ -72,7 +72,7 @@ def _layers(rows: Sequence[ChangedLayer]) -> RenderableType:
     table = new_table("layer", "old share>", "new share>", "old explained>", "new explained>")
     for row in rows:
         numbers = (row.old_share, row.new_share, row.old_explained, row.new_explained)
-        add_row(table, row.name, *map(percent, numbers))
+        add_row(table, row.name, *map(share, numbers))
     return section("Source of the uncertainty", table, (), "shares have no interval")
 
 

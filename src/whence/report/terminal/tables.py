@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whence.numerals import NONE, percent
+from whence.numerals import NONE, share
 from whence.report import formatting
-from whence.report.formatting import points_estimate
 from whence.report.record.audit import AuditRun
 from whence.report.record.common import Estimate, Form, Run, Versions
 
+Column = tuple[str, list[Text]]  # a heading, and a cell for each row
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+NARROWEST = 9  # characters per line of a heading
+LONGEST = 24  # characters of a row name before it wraps
+GAP = 2
 WIDE = 110  # width from which every interval is shown
 WIDEST = 120  # width above which lines are hard to read
 
@@ -29,17 +33,17 @@ def whole(value: float | None) -> str:
 
 def estimate(found: Estimate | None, form: Form = "number", interval: bool = True) -> str:
     """A value with its interval."""
-    shown = points_estimate(found, False) if form == "points" else formatting.estimate(found, form == "percent")
+    shown = formatting.shown(found, form)
     return " ".join(filter(None, shown if interval else shown[:1]))
 
 
-def bar(share: float | None, length: int) -> Text:
+def bar(part: float | None, length: int) -> Text:
     """A share as a bar of text blocks, with its number; no bar if negative."""
-    if share is None:
+    if part is None:
         return Text(NONE)
-    eighths = round(max(0.0, min(1.0, share)) * length * 8)
+    eighths = round(max(0.0, min(1.0, part)) * length * 8)
     blocks = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
-    return Text.assemble((blocks.ljust(length), "magenta"), f" {percent(share):>6}")
+    return Text.assemble((blocks.ljust(length), "magenta"), f" {share(part):>6}")
 
 
 # Tables
@@ -84,6 +88,30 @@ def new_table(*columns: str) -> Table:
         folds = place == 0 or name == "structure"
         table.add_column(Text(name.removesuffix(">")), justify=justify, no_wrap=not folds, overflow="fold")
     return table
+
+
+def split_tables(corner: str, names: Sequence[str], columns: Sequence[Column], width: int) -> RenderableType:
+    """The columns in as many tables as the width requires, each with the row names."""
+    first = max([len(corner), *(min(len(name), LONGEST) for name in names)]) + GAP
+    tables: list[list[Column]] = []
+    left = 0
+    for title, cells in columns:
+        widest = max((cell.cell_len for cell in cells), default=0)
+        heading = textwrap.wrap(title, max(widest, NARROWEST, *(min(len(word), LONGEST) for word in title.split())))
+        needs = max([widest, *map(len, heading)]) + GAP
+        if not tables or needs > left:
+            tables.append([])
+            left = width - first
+        left -= needs
+        tables[-1].append(("\n".join(heading), cells))
+    parts: list[RenderableType] = []
+    for mine in tables:
+        table = new_table(corner, *(f"{title}>" for title, _ in mine))
+        table.columns[0].max_width = LONGEST
+        for place, name in enumerate(names):
+            add_row(table, name, *(cells[place] for _, cells in mine))
+        parts += [Text(), table] if parts else [table]
+    return Group(*parts)
 
 
 # The run
