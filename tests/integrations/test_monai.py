@@ -76,7 +76,7 @@ def test_an_audit(made: Any, posterior: whence.Laplace, tmp_path: Path) -> None:
     _, loader = made
     audit = whence.audit(
         posterior, Batches(loader), test=Batches(loader), ood=Batches(loader, label=None), classes=["none", "a", "b"],
-        quick=True, inputs=2, progress=False, sections=["quality", "layers", "inputs", "deferral"],
+        quick=True, progress=False, sections=["quality", "layers", "deferral"],
     )  # fmt: skip
     results = audit.results
     assert results.data.test.inputs == 8 and results.quality.metrics[0].bayesian is not None
