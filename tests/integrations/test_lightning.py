@@ -77,13 +77,15 @@ class Headless(Classifier):
         self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
 
-def trained(module: Any, data: Any, callback: Any = None, logger: Any = False, epochs: int = 20, **options: Any) -> Any:
+def trained(
+    module: Any, data: Any, callback: Any = None, logger: Any = False, epochs: int = 20, fit: Any = None, **options: Any
+) -> Any:
     torch.manual_seed(0)
     trainer = L.Trainer(
         max_epochs=epochs, accelerator="cpu", callbacks=[callback] if callback else [], logger=logger,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options,
     )  # fmt: skip
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, **(fit or {"datamodule": data}))
     return trainer
 
 
@@ -120,14 +122,20 @@ def test_a_data_module_that_fails_or_has_several_loaders() -> None:
 
 
 def test_the_callback_tracks_fits_and_audits(tmp_path: Path) -> None:
+    for package in ("tensorboard", "mlflow", "sqlalchemy"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from whence.integrations.lightning import WhenceCallback
 
     data, module = Quadrants(), Classifier()
     callback = WhenceCallback(likelihood="classification", folder=tmp_path / "whence", audit=QUICK, track={"every": 50})
-    logger = L.loggers.TensorBoardLogger(tmp_path, name="", version="run")
-    trained(module, data, callback, logger)
+    loggers = [
+        L.loggers.TensorBoardLogger(tmp_path, name="", version="run"),
+        L.loggers.CSVLogger(tmp_path, name="", version="rows"),
+        L.loggers.MLFlowLogger(tracking_uri=f"sqlite:///{tmp_path}/runs.db", artifact_location=tmp_path.as_uri()),
+    ]
+    trained(module, data, callback, loggers)
     assert [r.step for r in callback.track.records] == [50, 100, 150, 200]
     assert callback.track.records[-1].loss < callback.track.records[0].loss
     assert callback.posterior.tuning is not None and callback.posterior.record.data_size == 200
@@ -143,6 +151,10 @@ def test_the_callback_tracks_fits_and_audits(tmp_path: Path) -> None:
     assert [e.step for e in found] == [50, 100, 150, 200]
     assert found[-1].value == pytest.approx(callback.track.records[-1].layers[0].identified, rel=1e-6)
     assert "whence/audit/nll/bayesian" in events.Tags()["scalars"]
+    assert "whence/audit/nll/bayesian" in (tmp_path / "rows" / "metrics.csv").read_text().splitlines()[0]
+    client, run = loggers[2].experiment, loggers[2].run_id
+    assert [m.step for m in client.get_metric_history(run, "whence/identified/net.0")] == [50, 100, 150, 200]
+    assert client.get_run(run).data.tags["whence.verdict"] == callback.audit.results.verdict.tone
 
 
 def test_the_training_is_the_same_with_and_without_the_callback() -> None:
@@ -162,9 +174,13 @@ def test_a_module_without_forward_names_the_part() -> None:
 
     with pytest.raises(BadOption, match="Headless has no forward"):
         trained(Headless(), Quadrants(), WhenceCallback(likelihood="classification"), epochs=1)
-    callback = WhenceCallback(likelihood="classification", network="net", audit=False, track=False)
-    trained(Headless(), Quadrants(), callback, epochs=2, accumulate_grad_batches=2)
-    assert callback.track is None and callback.audit is None
+    data = Quadrants()
+    data.setup("fit")
+    callback = WhenceCallback(likelihood="classification", network="net", audit=QUICK, track=False)
+    loaders = {"train_dataloaders": data.train_dataloader(), "val_dataloaders": data.val_dataloader()}
+    trained(Headless(), None, callback, epochs=2, accumulate_grad_batches=2, fit=loaders)
+    assert callback.track is None and callback.audit.results.data.test is None
+    assert callback.audit.results.data.validation.inputs == 60
     assert callback.posterior.names() == ["0.weight", "0.bias", "2.weight", "2.bias"]
     with pytest.raises(BadOption, match="audit= needs the posterior"):
         WhenceCallback(likelihood="classification", fit=False)

@@ -191,7 +191,7 @@ def _loader_of(module: Any, role: str) -> Any:
     """The module is set up only if it has not been: doing it again might mix its training and validation data."""
     split, stage = SPLITS.get(role, ("train", "fit"))
     name, kind = f"{split}_dataloader", type(module).__name__
-    if getattr(type(module), name, None) is None or _inherited(type(module), name):
+    if not defines_loader(module, role):
         raise BadData(f"{role}: {kind} defines no {name}; pass a loader or tensors instead.")
     make = getattr(module, name)
     try:
@@ -213,9 +213,10 @@ def _loader_of(module: Any, role: str) -> Any:
     return loaders[0]
 
 
-def _inherited(kind: type, name: str) -> bool:
-    """Whether a loader is Lightning's own, which only raises."""
-    return str(getattr(kind, name).__module__).split(".")[0] in ("lightning", "pytorch_lightning")
+def defines_loader(module: Any, role: str) -> bool:
+    """Whether a data module has a loader for ``role`` that is not Lightning's own, which only raises."""
+    found = getattr(type(module), f"{SPLITS.get(role, ('train',))[0]}_dataloader", None)
+    return found is not None and str(found.__module__).split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 # Data sets of columns, as those of Hugging Face

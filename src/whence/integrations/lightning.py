@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from whence.engine.sources import opened
+from whence.engine.sources import defines_loader, opened
 from whence.errors import BadData, BadOption, MissingExtra, need
 from whence.extras.tracking.records import TrackRecord
 from whence.integrations.mlflow import MLflow
@@ -93,12 +93,8 @@ def _training_data(trainer: Any) -> Any:
 
 def _test_data(trainer: Any) -> Any:
     """The test loader of the trainer's data module, if it has one."""
-    if trainer.datamodule is None:
-        return None
-    try:
-        return whole(opened(trainer.datamodule, "test"))
-    except BadData:
-        return None
+    data = trainer.datamodule
+    return None if data is None or not defines_loader(data, "test") else whole(opened(data, "test"))
 
 
 def _only(loaders: Any) -> Any:
