@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import whence
 from tests.comparison import assert_close
 from tests.integrations.pages import run_page
 from tests.integrations.tiny_texts import bert, reviews, tokenizer, trained
-from whence.errors import BadData, BadFile, BadOption, MissingExtra
+from whence.errors import BadData, BadFile, BadOption
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -158,13 +157,6 @@ def test_pieces_of_words(kind: str, raw: list[str]) -> None:
     assert shown[0] == "[CLS]" and not shown[1].startswith("·")
     assert " ".join(shown[1:]).replace(" ·", "").replace("▁ ", "") == "the film was refilm"
     assert any(one.startswith("·") for one in shown)
-
-
-def test_a_missing_package_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "whence.integrations.huggingface")
-    with pytest.raises(MissingExtra, match=r"pip install 'whence\[huggingface\]'"):
-        import whence.integrations.huggingface  # noqa: F401
 
 
 def test_page(tmp_path: Path, monkeypatch: Any) -> None:
