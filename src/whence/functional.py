@@ -99,7 +99,7 @@ class Network:
             pair = as_source(x)
             if is_pair(pair) and isinstance(pair[0], Tensor):
                 return pair[0]
-        return as_source(x, pairs=False, takes=argument_names(self.module))
+        return as_source(x, pairs=False, takes=argument_names(self.module), role="predict")
 
     @property
     def example_shapes(self) -> list[tuple[int, ...]] | None:
@@ -240,9 +240,9 @@ class Network:
         find_caches(self.module, lambda: self(inputs))
 
 
-def source_for(module: nn.Module, data: Any) -> Any:
+def source_for(module: nn.Module, data: Any, role: str = "data") -> Any:
     """Data for a network as a pair or a loader, see :func:`as_source`."""
-    return as_source(data, takes=argument_names(module))
+    return as_source(data, takes=argument_names(module), role=role)
 
 
 def _no_model(given: Any) -> str:

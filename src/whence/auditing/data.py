@@ -102,10 +102,10 @@ def spaced(total: int, count: int) -> Tensor:
     return torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
 
 
-def source_of(data: Any, of: Any) -> Any:
+def source_of(data: Any, of: Any, role: str = "train") -> Any:
     """Data for a network or a posterior as tensors or a loader."""
     module = of if isinstance(of, nn.Module) else of.networks()[0] if is_posterior(of) else None
-    return as_source(data) if module is None else source_for(module, data)
+    return as_source(data, role=role) if module is None else source_for(module, data, role)
 
 
 def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any = None) -> Examples | None:
@@ -115,7 +115,7 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any
     """
     if data is None:
         return None
-    data = source_of(data, of)
+    data = source_of(data, of, name)
     if is_pair(data):
         inputs, given = data
         check_lengths(inputs, given, name)

@@ -14,6 +14,7 @@ from torch import Tensor
 from whence.auditing.context import Context
 from whence.auditing.data import token_ids
 from whence.auditing.tasks import Classes
+from whence.auditing.words import is_tokenizer, words
 from whence.errors import BadOption, WhenceError
 from whence.report.record.common import Grid
 from whence.report.record.dense import DenseMaps, Token
@@ -115,6 +116,8 @@ def read_tokens(given: Any) -> Decode | None:
     """``tokens=``: a function from ids to strings, a tokenizer with ``convert_ids_to_tokens``, or a list of strings."""
     if given is None:
         return None
+    if is_tokenizer(given):
+        return words(given)
     convert = getattr(given, "convert_ids_to_tokens", given)
     if callable(convert):
         return lambda ids: [str(one) for one in convert(ids)]

@@ -22,6 +22,7 @@ from whence.engine.sources import bare as bare
 from whence.engine.sources import from_numpy as from_numpy
 from whence.engine.sources import is_inputs as is_inputs
 from whence.engine.sources import is_pair as is_pair
+from whence.engine.sources import opened as opened
 from whence.errors import BadData, EmptyData
 
 LabelRule = Callable[[Any, Any, bool], tuple[Any, Any]]  # see :mod:`whence.labels`
@@ -164,7 +165,7 @@ class Data:
         takes: Sequence[str] | None = None,
         check: Check | None = None,
     ) -> None:
-        source = as_source(source, takes=takes)
+        source = as_source(source, takes=takes, role=name)
         self.source, self.device, self.dtype, self.name, self.rule = source, device, dtype, name, rule
         self.check = check
         if is_pair(source):

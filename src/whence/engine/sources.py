@@ -20,12 +20,14 @@ OF_A_DATASET = 128  # batch size for a data set without a loader
 LABELS = ("labels", "label", "label_ids", "targets", "target")  # names of the targets in a mapping
 
 
-def as_source(value: Any, pairs: bool = True, takes: Sequence[str] | None = None) -> Any:
+def as_source(value: Any, pairs: bool = True, takes: Sequence[str] | None = None, role: str = "data") -> Any:
     """Data as tensors or a loader; what is neither, nor can be turned into either, is returned unchanged.
 
     ``pairs``: data of inputs and targets that are in memory become a pair; otherwise their inputs alone, since a pair
     would be a tuple of inputs. ``takes`` names the arguments of the network, to choose columns of a data set by.
+    ``role``: what they are for, to choose a loader of a data module by.
     """
+    value = opened(value, role)
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         return tuple(value.tensors) if pairs else value.tensors[0]
     if is_columns(value):
@@ -167,6 +169,54 @@ def _stack(values: list[Any], what: str) -> Any:
             f"the {what} of the {len(values):,} examples {came}. Pad them to one shape, or pass a DataLoader with a "
             "collate_fn."
         ) from error
+
+
+# Data modules, as those of Lightning
+
+
+SPLITS = {"validation": ("val", "fit"), "test": ("test", "test"), "ood": ("test", "test"), "predict": ("predict",) * 2}
+
+
+def is_data_module(value: Any) -> bool:
+    """Whether ``value`` has a loader for each purpose, as a ``LightningDataModule`` does."""
+    return all(callable(getattr(value, name, None)) for name in ("train_dataloader", "setup", "prepare_data"))
+
+
+def opened(value: Any, role: str) -> Any:
+    """The loader of a data module for ``role``; anything else is returned unchanged."""
+    return _loader_of(value, role) if is_data_module(value) else value
+
+
+def _loader_of(module: Any, role: str) -> Any:
+    """The module is set up only if it has not been: doing it again might mix its training and validation data."""
+    split, stage = SPLITS.get(role, ("train", "fit"))
+    name, kind = f"{split}_dataloader", type(module).__name__
+    if not defines_loader(module, role):
+        raise BadData(f"{role}: {kind} defines no {name}; pass a loader or tensors instead.")
+    make = getattr(module, name)
+    try:
+        found = make()
+    except Exception:
+        try:
+            module.prepare_data()
+            module.setup(stage)
+            found = make()
+        except Exception as error:
+            raise BadData(
+                f"{role}: {name}() of {kind} failed after prepare_data() and setup({stage!r}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    several = isinstance(found, (list, tuple, Mapping))
+    loaders = list(found.values() if isinstance(found, Mapping) else found) if several else [found]
+    if len(loaders) != 1:
+        raise BadData(f"{role}: {name}() of {kind} gives {len(loaders)} loaders; pass one of them.")
+    return loaders[0]
+
+
+def defines_loader(module: Any, role: str) -> bool:
+    """Whether a data module has a loader for ``role`` that is not Lightning's own, which only raises."""
+    found = getattr(type(module), f"{SPLITS.get(role, ('train',))[0]}_dataloader", None)
+    return found is not None and str(found.__module__).split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 # Data sets of columns, as those of Hugging Face

@@ -167,7 +167,7 @@ def as_feed(data: Any, name: str, network: nn.Module, device: torch.device, batc
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(data, str):
         raise BadData(f"{name} is the name {data!r}; pass whence.zoo.load({data!r}).")
-    data = data if isinstance(data, Examples) else source_for(network, data)
+    data = data if isinstance(data, Examples) else source_for(network, data, name)
     if is_pair(data) and isinstance(data[0], Tensor):
         data = _examples(data[0], data[1], name)
     if isinstance(data, Examples):

@@ -304,3 +304,40 @@ def test_tables() -> None:
     shown = str(t)
     assert "Track of Sequential: 3 records, steps 1 to 3; 200 of 200 examples" in shown
     assert all(name in shown for name in ("settled", "explained", "not yet")) or "step 1" in shown
+
+
+class Words(nn.Module):
+    """The mean of the embeddings of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 6), nn.Linear(6, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask.unsqueeze(-1).to(self.table.weight.dtype)
+        return self.head(torch.tanh((self.table(input_ids) * mask).sum(1) / mask.sum(1)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_batches_that_pad_to_their_own_longest(streamed: bool) -> None:
+    """The records are those of the same texts padded to one length."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 10, (30,), generator=generator).tolist()
+    texts = [torch.randint(1, 20, (n,), generator=generator) for n in lengths]
+    labels = torch.tensor([int(t.sum()) % 2 for t in texts])
+
+    def collated(index: list[int], longest: int | None = None) -> dict[str, Tensor]:
+        longest = longest or max(lengths[i] for i in index)
+        ids = torch.stack([F.pad(texts[i], (0, longest - lengths[i])) for i in index])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels[index]}
+
+    torch.manual_seed(0)
+    net, loader = Words().double(), DataLoader(range(30), 7, collate_fn=collated)
+    whole = collated(list(range(30)), 9)
+    pair = {name: whole[name] for name in ("input_ids", "attention_mask")}, labels
+    options = {"likelihood": "classification", "subset": 30, "prior_precision": 1.0}
+    first = track(net, list(loader) if streamed else loader, **options).step()
+    second = track(net, pair, **options).step()
+    assert first.loss == pytest.approx(second.loss)
+    for one, other in zip(first.layers, second.layers, strict=True):
+        assert one.identified == pytest.approx(other.identified)

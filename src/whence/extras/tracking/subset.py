@@ -25,6 +25,7 @@ from whence.engine.batches import (
     tensors_in,
 )
 from whence.engine.files import digest
+from whence.engine.padding import same_length
 from whence.engine.randomness import derived_seed, example_uniform
 from whence.errors import BadData
 
@@ -179,9 +180,10 @@ def _joined(data: Data, size: int) -> Subset:
 
 
 def _together(parts: Iterable[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
-    inputs, targets = zip(*parts, strict=True)
+    inputs, targets = map(list, zip(*parts, strict=True))
+    inputs, targets = same_length(inputs, targets, "data")
     try:
-        return concatenate(list(inputs)), torch.cat(targets)
+        return concatenate(inputs), torch.cat(targets)
     except (RuntimeError, ValueError, KeyError) as error:
         raise BadData(
             f"data: examples of different batches cannot be concatenated ({error}). Pad them to one shape, or pass "

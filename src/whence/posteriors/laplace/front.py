@@ -15,6 +15,7 @@ from whence.copies import is_sharded
 from whence.curvature.fit import fit
 from whence.curvature.options import RANK, CurvatureKind, FitOptions, LabelDraws, Sharing
 from whence.curvature.signals import Signals
+from whence.engine.batches import opened
 from whence.engine.contexts import full_precision, outer_autocast
 from whence.engine.options import Execution
 from whence.engine.randomness import seed_from
@@ -206,6 +207,7 @@ def laplace(
         execution=Execution.of(execution, **earlier, checkpoint_every=checkpoint_every),
     )
     chosen_damping = Damping.checked(damping, options.structure)
+    data, validation = opened(data, "data"), opened(validation, "validation")
     _check(options)
     check_prior(prior_precision)
     mean = check_prior_mean(prior_mean, model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from whence.engine.batches import Data, Inputs, size_of, take
+from whence.engine.batches import Data, Inputs, opened, size_of, take
 from whence.engine.contexts import full_precision
 from whence.engine.memory import remembered
 from whence.errors import BadOption, notice, one_of
@@ -86,7 +86,7 @@ def tuned_by(
         if data_scale is True:
             raise BadOption("the evidence cannot choose the data scale; pass validation data, or omit data_scale.")
         return Tuned(_by_evidence(posterior, per_layer))
-    network = posterior.network
+    network, data = posterior.network, opened(data, "validation")
     loader = network.read(data, "validation")
     loader.require_passes(2, "tuning")
     directions = _directions(posterior, loader, chosen, columns, num_samples)
