@@ -27,6 +27,11 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100  # ignored class labels, as in torch
 
 
+def absolute_sum(parameters: Iterable[Tensor]) -> Tensor:
+    """Σ|w| over matrices and filters; biases and normalisation have fewer than two dimensions."""
+    return torch.stack([p.abs().sum() for p in parameters if p.dim() > 1]).sum()
+
+
 class Loss(ABC):
     """A mean over the elements that are not ignored."""
 

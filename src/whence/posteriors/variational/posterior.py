@@ -20,7 +20,8 @@ from whence.posteriors.drawn import State
 from whence.posteriors.gaussian import Covariance, GaussianPosterior
 from whence.posteriors.laplace.covariance import refuse_dense
 from whence.posteriors.variational.blocks import VariationalBlock
-from whence.posteriors.variational.elbo import ElboEpoch, History, KlWeight
+from whence.posteriors.variational.elbo import KlWeight
+from whence.posteriors.variational.history import ElboEpoch, History
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.parameters import Family
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
@@ -60,6 +61,7 @@ class Variational(GaussianPosterior):
     data_size: int | None = None
     output_shape: tuple[int, ...] | None = None  # of one example
     rank: int = 8
+    l1: float = 0.0  # factor of Σ|μ| in the training, beside the bound
 
     @classmethod
     def of(
@@ -72,6 +74,7 @@ class Variational(GaussianPosterior):
         best_epoch: int | None = None,
         data_size: int | None = None,
         output_shape: tuple[int, ...] | None = None,
+        l1: float = 0.0,
     ) -> Variational:
         """The current posterior of a trained :class:`VariationalModule`; later training does not change it."""
         if not isinstance(module, VariationalModule):
@@ -96,6 +99,7 @@ class Variational(GaussianPosterior):
             data_size=data_size,
             output_shape=output_shape,
             rank=module.rank,
+            l1=l1,
         )
 
     # Description
@@ -265,6 +269,7 @@ class Variational(GaussianPosterior):
             "best_epoch": self.best_epoch,
             "data_size": self.data_size,
             "output_shape": None if self.output_shape is None else list(self.output_shape),
+            "l1": self.l1,
         }
         return State(meta, tensors)
 
@@ -287,6 +292,7 @@ class Variational(GaussianPosterior):
             best_epoch=meta["best_epoch"],
             data_size=meta["data_size"],
             output_shape=None if shape is None else tuple(shape),
+            l1=meta.get("l1", 0.0),  # not in files of older versions
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Variational:
@@ -300,6 +306,7 @@ class Variational(GaussianPosterior):
         last = f"; {len(self.history)} epochs, ELBO {self.history[-1].elbo:.6g}" if len(self.history) else ""
         tempered = self.kl_weight.describe(self.history[-1].kl_weight if len(self.history) else None)
         cold = f"; {tempered}" if tempered else ""
+        cold += f"; L1 penalty {self.l1:g} on the means" if self.l1 else ""
         return (
             f"Variational({self.family}, {self.estimator}; {self.parameters:,} weights in {len(self.layers())} layers; "
             f"{self.likelihood!r}; prior {prior}{last}{cold})"
