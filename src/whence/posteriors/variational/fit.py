@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whence.engine.batches import Data, Inputs, concatenate, map_tensors, size_of, take
 from whence.engine.checkpoint import CheckpointFile
@@ -183,6 +183,7 @@ def variational(
         data_size=found.size,
         output_shape=found.output_shape,
         l1=l1,
+        probe=(map_tensors(torch.clone, found.first), found.labels),
     )
 
 
@@ -242,6 +243,7 @@ class Survey:
     size: int  # N
     batches: int
     first: Inputs  # two examples
+    labels: Tensor  # their targets
     output_shape: tuple[int, ...]  # of one example
     likelihood: Likelihood  # with its noise
 
@@ -251,6 +253,7 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
     """Count examples and batches, check the first targets, and measure residuals if the noise is estimated."""
     size, batches, squares, values = 0, 0, 0.0, 0
     first: Inputs = None
+    labels = torch.zeros(0)
     shape: tuple[int, ...] = ()
     for batch in data:
         size, batches = size + size_of(batch.inputs), batches + 1
@@ -260,6 +263,7 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
         targets = likelihood.check(outputs, batch.targets, batch.index)
         if first is None:
             first, shape = take(batch.inputs, slice(0, 2)), tuple(outputs.shape[1:])
+            labels = targets[: size_of(first)].clone()
         if estimate:
             away = (likelihood.flatten(outputs) - likelihood.flatten(targets)).double()
             squares, values = squares + float(away.square().sum()), values + away.numel()
@@ -271,4 +275,4 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
                 "its data exactly. Pass likelihood=whence.Gaussian(noise=…)."
             )
         likelihood = Gaussian(noise)
-    return Survey(size, batches, first, shape, likelihood)
+    return Survey(size, batches, first, labels, shape, likelihood)

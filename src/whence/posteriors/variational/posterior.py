@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
+from whence.engine.batches import Inputs, to_device
 from whence.errors import BadData, BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
@@ -62,6 +63,7 @@ class Variational(GaussianPosterior):
     output_shape: tuple[int, ...] | None = None  # of one example
     rank: int = 8
     l1: float = 0.0  # factor of Σ|μ| in the training, beside the bound
+    probe: tuple[Inputs, Tensor] | None = field(default=None, repr=False)  # training examples; not in files
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class Variational(GaussianPosterior):
         data_size: int | None = None,
         output_shape: tuple[int, ...] | None = None,
         l1: float = 0.0,
+        probe: tuple[Inputs, Tensor] | None = None,
     ) -> Variational:
         """The current posterior of a trained :class:`VariationalModule`; later training does not change it."""
         if not isinstance(module, VariationalModule):
@@ -100,6 +103,7 @@ class Variational(GaussianPosterior):
             output_shape=output_shape,
             rank=module.rank,
             l1=l1,
+            probe=probe,
         )
 
     # Description
@@ -299,7 +303,9 @@ class Variational(GaussianPosterior):
         """A copy on another device or in another floating-point dtype."""
         parts = copy.deepcopy(self.parts).to(*args, **kwargs)
         origin = copy_module(self.origin)
-        return replace(self, network=at_mean(origin.to(*args, **kwargs), parts), parts=parts)
+        network = at_mean(origin.to(*args, **kwargs), parts)
+        probe = None if self.probe is None else to_device(self.probe, network.device, network.dtype)
+        return replace(self, network=network, parts=parts, probe=probe)
 
     def __repr__(self) -> str:
         prior = self.prior.describe() if isinstance(self.prior, ScaleMixture) else f"precision {self.prior.describe()}"
