@@ -34,5 +34,5 @@ def figures(units: Values, folder: Path) -> list[Path]:
     axes[0][0].set_ylabel("test accuracy, %")
     pairs = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes[0]]
     handles = {label: handle for each in pairs for handle, label in each}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(3, 1 + len(cells)), fontsize=7)
+    figure.legend(handles.values(), handles, loc="outside right center", fontsize=7)
     return [save(figure, folder / "curves.png")]

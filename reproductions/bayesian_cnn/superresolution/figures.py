@@ -45,7 +45,7 @@ def _maps(tasks: Any, path: Path) -> Path:
     rows = [
         (task, method, value["maps"])
         for task, methods in tasks.items() for method, seeds in methods.items() for value in seeds.values()
-        if "maps" in value
+        if "maps" in value and method != "bicubic"
     ]  # fmt: skip
     figure, axes = subplots(len(rows), 5, size=(1.35, 1.45), squeeze=False)
     for line, (task, method, maps) in zip(axes, rows, strict=True):
@@ -55,13 +55,13 @@ def _maps(tasks: Any, path: Path) -> Path:
         for axis, image, title in zip(line[:3], shown, ("input", "truth", "reconstruction"), strict=True):
             picture = np.asarray(image, dtype=float) / 255
             axis.imshow(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=1)
-            axis.set_title(title if line is axes[0] else "", fontsize=8)
+            axis.set_title(title if line[0] is axes[0][0] else "", fontsize=8)
         for axis, values, title in (
             (line[3], error, "error"),
             (line[4], np.asarray(maps["std"][0]) / 1e4, "uncertainty"),
         ):
             axis.imshow(values, cmap="magma", vmin=0, vmax=np.quantile(values, 0.99) + 1e-9)
-            axis.set_title(title if line is axes[0] else "", fontsize=8)
+            axis.set_title(title if line[0] is axes[0][0] else "", fontsize=8)
         line[0].set_ylabel(f"{task}\n{SHOWN[method].split(';')[0]}", fontsize=7)
         for axis in line:
             axis.set_xticks([])
