@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whence import zoo
 from whence.engine.randomness import derived_seed
+from whence.errors import WhenceError
 from whence.training.examples import Examples
 
 NAMES = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar": "cifar10-subset", "digits": "digits"}
@@ -49,7 +50,11 @@ def load(name: str, seed: int, device: str, side: int, fraction: float = 1.0, no
         order = torch.randperm(train.size, generator=torch.Generator().manual_seed(derived_seed(seed, "fraction")))
         rows = order[: max(1, round(fraction * train.size))].to(device)
         train = train.with_(raw=train.raw[rows], targets=train.targets[rows])
-    others = {other: _like(_other(other), test, side, device, novel) for other in NOVEL[name]} if novel else {}
+    others = {}
+    for other in NOVEL[name] if novel else ():
+        part = _other(other)
+        if part is not None:
+            others[other] = _like(part, test, side, device, novel)
     if name == "digits" and novel:
         others = {"inverted": -test.take(novel).inputs}
     return Data(train, validation, test, others, len(found.classes))
@@ -61,10 +66,12 @@ def _read(name: str, seed: int) -> zoo.DataSet:
 
 
 @cache
-def _other(name: str) -> Examples:
-    part = zoo.load(name, test_only=name in TEST_FILES, progress=False).test
-    assert part is not None
-    return part
+def _other(name: str) -> Examples | None:
+    """Test images of another set; None where its files are not at hand."""
+    try:
+        return zoo.load(name, test_only=name in TEST_FILES, progress=False, download=False).test
+    except WhenceError:
+        return None
 
 
 def _ready(part: Examples | None, side: int, device: str) -> Examples:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -133,6 +135,17 @@ def test_the_plan_knows_every_unit() -> None:
         assert all(PLAN.seconds(name, unit, "cuda") <= 300 for unit in units)  # units are pieces
     parts = PLAN.shared_out("gan", ["plain/0", "both/0", "noise/0"], 2, "cuda")
     assert sorted(unit for _, own in parts for unit in own) == ["both/0", "noise/0", "plain/0"]
+
+
+def test_nothing_that_a_run_needs_draws() -> None:
+    """A machine that only computes may lack matplotlib, scikit-learn and the rest."""
+    missing = ("matplotlib", "sklearn", "scipy", "pandas", "plotly", "jinja2", "PIL", "torchmetrics")
+    lines = ["import sys", f"for name in {missing}: sys.modules[name] = None"]
+    lines += ["from reproductions.bayesian_cnn.plan import COLLECTION"]
+    lines += ["for name in COLLECTION.names: COLLECTION.experiment(name)"]
+    folder = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 COMMITTED = [name for name in COLLECTION.names if (COLLECTION.home / name / "results.json").exists()]

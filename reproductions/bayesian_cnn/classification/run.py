@@ -36,6 +36,7 @@ def one(config: Config, cell: Cell, method: str, seed: int, context: Context) ->
         probs, epistemic = predicted(found.model, inputs, config.draws, seed)
     scores = of_probabilities(probs, data.test.targets.cpu(), epistemic)
     cost = {"seconds": found.seconds, "memory": found.memory}
+    cost["novel sets"] = list(data.novel)
     return scores | counts | cost | {"choice": found.choice, "losses": found.losses, "train": data.train.size}
 
 

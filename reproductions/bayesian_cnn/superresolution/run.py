@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from reproductions.bayesian_cnn.superresolution.images import Pair
 from reproductions.experiment import Context
 from reproductions.store import Results, Values
 from whence import zoo
+from whence.engine.files import digest_of_values, read_tensors, write_tensors
+from whence.functional import load_tensors, tensors_of
 
 Sets = dict[str, Pair]
 SHARED = 16  # test images behind the shares of layers
@@ -80,10 +83,18 @@ def trained(
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             network = images.espcn(task, config.width, dropout).to(context.device)
-        zoo.train(
-            network, sets["train"], epochs=config.epochs, optimiser="adam", lr=rate, schedule="cosine", seed=seed,
-            batch_size=64, device=context.device, progress=False, capture=context.device.startswith("cuda"),
-        )  # fmt: skip
+        described = [asdict(task) | {"seeds": ()}, config.width, config.epochs, config.validation, dropout, rate, seed]
+        kept = context.cache / f"bcnn-{task.name}-{digest_of_values(described)[:20]}.safetensors"
+        if kept.exists():
+            load_tensors(network, read_tensors(kept)[0])
+            network.eval()
+        else:
+            zoo.train(
+                network, sets["train"], epochs=config.epochs, optimiser="adam", lr=rate, schedule="cosine", seed=seed,
+                batch_size=64, device=context.device, progress=False, capture=context.device.startswith("cuda"),
+            )  # fmt: skip
+            context.cache.mkdir(parents=True, exist_ok=True)
+            write_tensors(kept, tensors_of(network), {})
         x, y = sets["validation"]
         with torch.no_grad():
             loss = float((network(x) - y).double().square().mean().sqrt())
