@@ -41,6 +41,12 @@ def test_biases_are_free_and_the_loss_is_reported_without_the_penalty() -> None:
         zoo.Settings(l1=-0.1)
 
 
+def test_a_network_without_a_matrix_has_nothing_to_penalise() -> None:
+    data = torch.randn(20, 3), torch.randn(20, 3)
+    with pytest.raises(BadOption, match="none of the trained parameters"):
+        zoo.train(nn.LayerNorm(3), data, epochs=1, l1=0.1, **QUIET)
+
+
 def test_recipes_without_a_penalty_keep_their_hash() -> None:
     recipe = zoo.recipe("mnist-lenet5")
     assert recipe.hash(0, "x") != recipe.with_(l1=1e-5).hash(0, "x")

@@ -29,7 +29,10 @@ IGNORED = -100  # ignored class labels, as in torch
 
 def absolute_sum(parameters: Iterable[Tensor]) -> Tensor:
     """Σ|w| over matrices and filters; biases and normalisation have fewer than two dimensions."""
-    return torch.stack([p.abs().sum() for p in parameters if p.dim() > 1]).sum()
+    sums = [p.abs().sum() for p in parameters if p.dim() > 1]
+    if not sums:
+        raise BadOption("l1= penalises matrices and filters, and none of the trained parameters is one; omit it.")
+    return torch.stack(sums).sum()
 
 
 class Loss(ABC):
