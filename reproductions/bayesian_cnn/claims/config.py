@@ -15,7 +15,8 @@ class Config:
     cells: tuple[Cell, ...]
     fractions: tuple[float, ...] = (0.01, 0.1, 1.0)
     priors: tuple[float, ...] = (10.0, 100.0)
-    most_epochs: int = 200
+    most_epochs: int = 400
+    batch: int = 64
     probe: int = 1000  # test inputs on which uncertainties are measured
     draws: int = 50
     initial_std: float = 0.05

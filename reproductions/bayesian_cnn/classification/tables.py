@@ -98,6 +98,6 @@ def _costs(cells: Groups) -> str:
     ]  # fmt: skip
     note = (
         "`stored` is what a prediction needs, buffers included. Seconds are of the machine named above, which may "
-        "have been busy; memory is the largest that torch held on a GPU."
+        "have been busy; memory is the largest that torch held on a GPU, data included."
     )
     return "\n\n".join(["### Parameters and costs", table(head, rows), note])

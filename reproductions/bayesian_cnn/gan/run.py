@@ -127,7 +127,7 @@ def one(config: Config, kind: str, seed: int, context: Context) -> Values:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", whence.errors.Notice)
         data = config.judge.load(seed, context)
-        found = subjects.plain(config.judge, data, 0, context).model
+        found = subjects.plain(config.judge, config.judge.load(0, context, novel=0), 0, context).model
         assert isinstance(found, nn.Sequential)
         return measured(config, kind, seed, context, data, found)
 
