@@ -18,7 +18,7 @@ SECONDS: dict[str, list[Row]] = {
         ("*-lenet5/plain/*", 15, 60, GREY), ("*-lenet5/dropout/*", 30, 130, GREY), ("*-lenet5/*", 30, 180, GREY),
         ("*-alexnet/*", 60, 1500, GREY),
     ],
-    "claims": [("mnist-*", 25, 300, GREY), ("cifar-*", 35, 500, COLOUR)],
+    "claims": [("mnist-*", 40, 300, GREY), ("cifar-*", 50, 500, COLOUR)],
     "pruning": [
         ("*-lenet5/half/*", 15, 40, GREY + COLOUR), ("*-lenet5/bayesian, l1/*", 90, 500, GREY + COLOUR),
         ("*-lenet5/*", 40, 180, GREY + COLOUR), ("cifar-alexnet/bayesian, l1/*", 120, 6000, COLOUR),

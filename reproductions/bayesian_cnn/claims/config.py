@@ -17,7 +17,8 @@ class Config:
     priors: tuple[float, ...] = (10.0, 100.0)
     most_epochs: int = 400
     batch: int = 64
-    probe: int = 1000  # test inputs on which uncertainties are measured
+    probe: int = 1000  # test inputs on which uncertainties are measured at the end
+    watched: int = 200  # … after each epoch
     draws: int = 50
     initial_std: float = 0.05
     rates: tuple[tuple[str, float], ...] = (("lr", 2e-3), ("lr_std", 1e-2))
@@ -28,7 +29,7 @@ class Config:
 
 def config(quick: bool) -> Config:
     if quick:
-        return Config(QUICK, (0.2, 1.0), (10.0,), most_epochs=6, probe=100, draws=10)
+        return Config(QUICK, (0.2, 1.0), (10.0,), most_epochs=6, probe=100, watched=50, draws=10)
     cells = (replace(CELLS["mnist-lenet5"], epochs=8), replace(CELLS["cifar-lenet5"], epochs=20))
     return Config(cells)
 

@@ -50,7 +50,7 @@ def one(config: Config, cell: Cell, fraction: float, seed: int, context: Context
         warnings.simplefilter("ignore", whence.errors.Notice)
         found = subjects.variational(
             lambda: cell.build(data, seed, context), cell, data, seed, context, [fit_with(p) for p in config.priors],
-            start="scratch", initial_std=config.initial_std, probe=probe, epochs=config.epochs(cell, fraction),
+            start="scratch", initial_std=config.initial_std, probe=probe[: config.watched], epochs=config.epochs(cell, fraction),
             batch_size=config.batch,
             **dict(config.rates),
         )  # fmt: skip
