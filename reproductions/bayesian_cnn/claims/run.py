@@ -50,8 +50,8 @@ def one(config: Config, cell: Cell, fraction: float, seed: int, context: Context
         warnings.simplefilter("ignore", whence.errors.Notice)
         found = subjects.variational(
             lambda: cell.build(data, seed, context), cell, data, seed, context, [fit_with(p) for p in config.priors],
-            start="scratch", initial_std=config.initial_std, probe=probe[: config.watched], epochs=config.epochs(cell, fraction),
-            batch_size=config.batch,
+            start="scratch", initial_std=config.initial_std, probe=probe[: config.watched], batch_size=config.batch,
+            epochs=config.epochs(cell, fraction),
             **dict(config.rates),
         )  # fmt: skip
         prediction = found.model.predict(probe, num_samples=config.draws, generator=torch.Generator().manual_seed(seed))
