@@ -14,22 +14,23 @@ PANELS = {"accuracy": ("accuracy, %", 100), "nll": ("NLL", 1), "ece": ("ECE, %",
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
+    """Each cell on scales of its own: a point for each seed, a bar at the mean."""
     cells = grouped(units)
-    figure, axes = subplots(1, len(PANELS), size=(3.4, 0.9 + 0.55 * len(cells)), squeeze=False)
-    for axis, (key, (label, factor)) in zip(axes[0], PANELS.items(), strict=True):
-        for row, methods in enumerate(cells.values()):
+    figure, axes = subplots(len(cells), len(PANELS), size=(3.2, 1.25), squeeze=False)
+    for line, (cell, methods) in zip(axes, cells.items(), strict=True):
+        for axis, (key, (label, factor)) in zip(line, PANELS.items(), strict=True):
             for place, (method, seeds) in enumerate(methods.items()):
                 values = [factor * v[key] for v in seeds.values()]
-                y = [row + 0.14 * (place - 2)] * len(values)
-                axis.plot(values, y, "o", color=COLOURS[method], markersize=3, alpha=0.5)
-                axis.plot(fmean(values), y[0], "|", color=COLOURS[method], markersize=11, markeredgewidth=2)
-        axis.set_yticks(range(len(cells)), list(cells) if axis is axes[0][0] else [""] * len(cells))
-        axis.set_ylim(len(cells) - 0.5, -0.5)
-        axis.set_xlabel(label)
-        axis.grid(axis="x", linewidth=0.4)
-    present = [m for m in SHOWN if any(m in methods for methods in cells.values())]
+                axis.plot(values, [place] * len(values), "o", color=COLOURS[method], markersize=3.5, alpha=0.5)
+                axis.plot(fmean(values), place, "|", color=COLOURS[method], markersize=9, markeredgewidth=2)
+            axis.set_ylim(len(methods) - 0.4, -0.6)
+            axis.set_yticks([])
+            axis.grid(axis="x", linewidth=0.4)
+            axis.set_xlabel(label if line[0] is axes[-1][0] else "")
+        line[0].set_ylabel(cell, rotation=0, ha="right", va="center")
     from matplotlib.lines import Line2D
 
+    present = [m for m in SHOWN if any(m in methods for methods in cells.values())]
     handles = [Line2D([], [], color=COLOURS[m], marker="o", linestyle="", label=SHOWN[m]) for m in present]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
     return [save(figure, folder / "accuracy.png")]
