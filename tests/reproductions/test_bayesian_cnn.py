@@ -69,7 +69,7 @@ def test_verdicts_on_classification(folders: dict[str, Path]) -> None:
         seed = int(name[-1])
         value["accuracy"] = (0.990 if "/plain/" in name else 0.989) + 1e-4 * seed
         value["ece"] = (0.05 if "/plain/" in name else 0.01) + 1e-4 * seed * ("/plain/" in name)
-    words = "it is as accurate as the plain one"
+    words = "it is at most 1 point less accurate than the plain"
     assert verdict("classification", units, words) == "holds"
     assert verdict("classification", units, "better calibrated") == "holds"
     assert verdict("classification", units, "doubles") == "holds"

@@ -36,7 +36,8 @@ def _curves(tasks: Any, path: Path) -> Path:
             axis.plot([i / len(mean) for i in range(len(mean))], mean, ":", color="grey", label="oracle")
         axis.set(title=task, xlabel="share of pixels removed, most uncertain first", ylim=(0, None))
     axes[0][0].set_ylabel("RMSE of the rest, relative")
-    axes[0][0].legend(fontsize=7)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=7)
     return save(figure, path)
 
 
@@ -62,7 +63,8 @@ def _maps(tasks: Any, path: Path) -> Path:
         ):
             axis.imshow(values, cmap="magma", vmin=0, vmax=np.quantile(values, 0.99) + 1e-9)
             axis.set_title(title if line[0] is axes[0][0] else "", fontsize=8)
-        line[0].set_ylabel(f"{task}\n{SHOWN[method].split(';')[0]}", fontsize=7)
+        name = SHOWN[method].replace("; ", ":\n")
+        line[0].set_ylabel(f"{task}\n{name}", fontsize=6)
         for axis in line:
             axis.set_xticks([])
             axis.set_yticks([])
