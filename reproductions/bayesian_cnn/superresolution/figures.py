@@ -22,7 +22,7 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 
 def _curves(tasks: Any, path: Path) -> Path:
-    figure, axes = subplots(1, len(tasks), size=(3.4, 2.8), squeeze=False)
+    figure, axes = subplots(1, len(tasks), size=(3.9, 3.3), squeeze=False)
     for axis, (task, methods) in zip(axes[0], tasks.items(), strict=True):
         for method, colour in COLOURS.items():
             curves = [v["curve"] for v in methods.get(method, {}).values()]
@@ -34,10 +34,10 @@ def _curves(tasks: Any, path: Path) -> Path:
         if some:
             mean = [fmean(values) for values in zip(*some, strict=True)]
             axis.plot([i / len(mean) for i in range(len(mean))], mean, ":", color="grey", label="oracle")
-        axis.set(title=task, xlabel="share of pixels removed, most uncertain first", ylim=(0, None))
+        axis.set(title=task, xlabel="pixels removed, most uncertain first", ylim=(0, None))
     axes[0][0].set_ylabel("RMSE of the rest, relative")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=7)
     return save(figure, path)
 
 
