@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -135,6 +136,52 @@ def test_captured_training_is_training(amp: bool, replays: Replays) -> None:
     for one, other in zip(found[True].network.parameters(), found[False].network.parameters(), strict=True):
         assert_close(one, other, 1e-2 if amp else 1e-3)  # convolutions are in TF32
     assert found[True].history[-1].loss == pytest.approx(found[False].history[-1].loss, rel=1e-2 if amp else 1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"estimator": "flipout"}, {"kl_schedule": 2.0, "l1": 1e-4}, {"family": "matrix_normal"}], ids=str
+)
+def test_captured_variational_training_is_training(options: dict[str, Any], replays: Replays) -> None:
+    """The same random numbers, so the same draws: the runs differ by rounding alone."""
+    x, y = torch.cat([x for x, _ in batches(64)]).float(), torch.cat([y for _, y in batches(64)])
+    found = {}
+    for capture in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", whence.errors.Notice)
+            found[capture] = whence.variational(
+                network().float(), (x, y), likelihood="classification", epochs=3, batch_size=16, lr=0.01, seed=0,
+                device="cuda", capture=capture, progress=False, **options,
+            )  # fmt: skip
+        assert bool(replays.count) == capture
+    assert replays.count >= 3 * (len(y) // 16) - WARM_UP
+    for name, mean in found[True].mean().items():
+        assert_close(mean, found[False].mean()[name], 1e-2)
+        assert_close(found[True].variance()[name], found[False].variance()[name], 1e-2)
+    mine, its = found[True].history[-1], found[False].history[-1]
+    assert (mine.nll, mine.kl) == (pytest.approx(its.nll, rel=1e-2), pytest.approx(its.kl, rel=1e-2))
+
+
+def test_a_variational_step_that_waits_for_the_device_runs_eagerly(replays: Replays) -> None:
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network().float()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * (2.0 if float(x.sum()) > 1e9 else 1.0)
+
+    x, y = torch.cat([x for x, _ in batches(64)]).float(), torch.cat([y for _, y in batches(64)])
+    options: dict[str, Any] = {
+        "likelihood": "classification", "epochs": 2, "batch_size": 16, "seed": 0, "device": "cuda", "progress": False,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = Waiting()
+    with pytest.warns(whence.errors.Notice, match="runs eagerly"):
+        tried = whence.variational(model, (x, y), **options)
+    assert not replays.count
+    plain = whence.variational(model, (x, y), capture=False, **options)
+    for name, mean in tried.mean().items():
+        assert_close(mean, plain.mean()[name], 1e-2)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(5120, 1024), (70_000, 512), (3000, 2304), (40_000, 2304)])

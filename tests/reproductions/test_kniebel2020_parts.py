@@ -14,13 +14,15 @@ import torch
 from torch import nn
 
 import whence
+from reproductions import plan as planning
 from reproductions.claims import Interval
-from reproductions.kniebel2020 import COLLECTION, data, plan, weights
+from reproductions.kniebel2020 import COLLECTION, data, weights
 from reproductions.kniebel2020.grid import regression
 from reproductions.kniebel2020.grid.measure import edge
 from reproductions.kniebel2020.grid.numbers import line
 from reproductions.kniebel2020.grid.tables import STRONG
 from reproductions.kniebel2020.members.run import correlation, independent
+from reproductions.kniebel2020.plan import COLOUR, PLAN
 from reproductions.kniebel2020.pruning.tables import pruned, reach
 from reproductions.kniebel2020.separation.run import INSIDE, grid
 from reproductions.kniebel2020.stability import CONDITIONS, Stable, over_cells, throughout
@@ -236,12 +238,12 @@ def test_the_plan_knows_every_unit_and_shares_them_out() -> None:
     for name in COLLECTION.names:
         found = COLLECTION.experiment(name)
         units = found.units(found.config(False))
-        assert all(any(fnmatchcase(unit, row[0]) for row in plan.SECONDS[name]) for unit in units)
-        parts = plan.shared_out(name, units, 4, "cuda")
+        assert all(any(fnmatchcase(unit, row[0]) for row in PLAN.rows[name]) for unit in units)
+        parts = PLAN.shared_out(name, units, 4, "cuda")
         assert sorted(unit for _, own in parts for unit in own) == sorted(units)
-        longest = max(plan.seconds(name, unit, "cuda") for unit in units)
+        longest = max(PLAN.seconds(name, unit, "cuda") for unit in units)
         assert max(t for t, _ in parts) - min(t for t, _ in parts) <= longest
-    assert plan.files("grid", "cifar-vgg11/0") == plan.COLOUR
+    assert PLAN.files("grid", "cifar-vgg11/0") == COLOUR
 
 
 @pytest.mark.slow
@@ -257,7 +259,7 @@ def test_processes_run_at_once_and_are_put_together(tmp_path: Path) -> None:
         "--go",
         str(tmp_path),
     ]
-    plan.main(given)
+    PLAN.main(given)
     found = read(tmp_path / "separation" / "results.json")
     assert list(found["units"]) == ["half-plane/one layer/0", "half-plane/one layer/1"]
 
@@ -273,5 +275,5 @@ def test_a_unit_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         "    content['units'][unit] = {}; file.write_text(json.dumps(content))",
     ]
     command = [sys.executable, "-c", "\n".join(lines)]
-    plan._followed(command, tmp_path / "own", ["a", "b", "c"], time.monotonic() + 60)
+    planning.followed(command, tmp_path / "own", ["a", "b", "c"], time.monotonic() + 60)
     assert list(read(tmp_path / "own" / "results.json")["units"]) == ["a", "c"]

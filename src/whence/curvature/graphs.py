@@ -13,6 +13,7 @@ from torch import Tensor
 from whence.engine.batches import map_tensors, tensors_in
 from whence.engine.graphs import (
     BUSY,
+    BatchNumber,
     Capture,
     CapturedChecks,
     CapturePolicy,
@@ -31,19 +32,6 @@ if TYPE_CHECKING:
 
 FEW = 6  # remaining batches for which a capture pays off
 LARGEST = 4 * 2**30  # bytes of sums, which are copied twice for the check
-
-
-class BatchNumber:
-    """A batch number for error messages, which changes between replays."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def set(self, value: int) -> None:
-        self.value = value
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 @dataclass

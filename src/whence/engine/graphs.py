@@ -124,6 +124,24 @@ class CapturePolicy(Generic[T]):
         return found
 
 
+class BatchNumber:
+    """A batch number for error messages, which changes between replays."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.captured = False  # whether what asks for it now is being captured
+
+    def now(self) -> int | BatchNumber:
+        """The number itself; for what is replayed, this object."""
+        return self if self.captured else self.value
+
+    def set(self, value: int) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
 class CapturedChecks:
     """Checks inside a captured function, whose results the host reads after a replay."""
 

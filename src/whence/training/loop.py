@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from whence.engine.batches import Inputs
 from whence.engine.checks import DeferredChecks
+from whence.engine.graphs import BatchNumber
 from whence.engine.progress import progress_bar
 from whence.engine.randomness import derived_seed, seeded
 from whence.training.schedules import Schedule
@@ -56,9 +58,17 @@ class Trainable(ABC, Generic[R]):
     seed: int
     steps: int | None  # steps per epoch, if known
 
+    @cached_property
+    def batch_number(self) -> BatchNumber:
+        """The number of the batch, for errors."""
+        return BatchNumber()
+
     @abstractmethod
     def begin(self, epoch: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Prepare an epoch, and return its batches."""
+
+    def before_step(self, epoch: int, index: int) -> None:
+        """Set what differs between steps. In a CUDA graph ``loss`` runs once, and only its tensors may change."""
 
     @abstractmethod
     def loss(self, inputs: Inputs, targets: Tensor) -> LossValues:
@@ -130,6 +140,7 @@ class Plan:
     patience: int | None = None  # epochs without a better validation value before it stops
     rate_at: float = 0.5  # position within a step at which its learning rate is evaluated, 0 (start) to 1
     capture: bool = False  # steps as a CUDA graph
+    or_eager: bool = False  # whether a step that cannot be captured is computed eagerly, or is an error
 
 
 def run(
@@ -145,7 +156,9 @@ def run(
     rates = [group["lr"] for group in optimiser.param_groups]
     done: Progress[R] = Progress() if checkpoint is None else checkpoint.resume(trainable, plan.epochs)
     started = time.perf_counter() - done.seconds
-    gradients = ForwardBackward(trainable.loss, optimiser, trainable.device, plan.capture)
+    gradients = ForwardBackward(
+        trainable.loss, optimiser, trainable.device, plan.capture, plan.or_eager, trainable.batch_number
+    )
     epochs = range(len(done.records), plan.epochs)
     bar = progress_bar(epochs, label=trainable.label, unit="epoch", shown=progress, delay=0)
     with trainable.context(), bar:
@@ -176,5 +189,6 @@ def _epoch(trainable: Trainable[Any], gradients: ForwardBackward, plan: Plan, ra
             factor = plan.schedule.factor(epoch + part, plan.epochs)
             for group, rate in zip(trainable.optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-            trainable.before_update(gradients(inputs, targets), targets)
+            trainable.before_step(epoch, index)
+            trainable.before_update(gradients(inputs, targets, index), targets)
             trainable.optimiser.step()

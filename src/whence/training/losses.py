@@ -27,6 +27,14 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100  # ignored class labels, as in torch
 
 
+def absolute_sum(parameters: Iterable[Tensor]) -> Tensor:
+    """Σ|w| over matrices and filters; biases and normalisation have fewer than two dimensions."""
+    sums = [p.abs().sum() for p in parameters if p.dim() > 1]
+    if not sums:
+        raise BadOption("l1= penalises matrices and filters, and none of the trained parameters is one; omit it.")
+    return torch.stack(sums).sum()
+
+
 class Loss(ABC):
     """A mean over the elements that are not ignored."""
 

@@ -29,7 +29,8 @@ class Settings:
     """How to train. ``weight_decay`` is the factor λ of ½ λ ‖θ‖² added to the *mean* loss, with sgd and adam.
 
     A prior precision δ corresponds to λ = δ / N for N training examples. With adamw it is decoupled from the loss
-    (Loshchilov & Hutter 2019), and is not a prior.
+    (Loshchilov & Hutter 2019), and is not a prior. ``l1`` is the factor of Σ|w| added to the mean loss, over matrices
+    and filters, with every optimiser; it makes weights small enough for ``whence.prune(…, threshold=…)``.
     """
 
     epochs: int = 20
@@ -39,6 +40,7 @@ class Settings:
     momentum: float = 0.9  # SGD only
     nesterov: bool = False  # SGD only
     weight_decay: float = 0.0
+    l1: float = 0.0
     decay: Literal["all", "weights"] = "all"  # "weights": neither biases nor normalisation parameters
     schedule: Schedule = CONSTANT
     augment: Augment | Literal[False] | None = None  # None: the data's augmentation, if any; False: none
@@ -99,6 +101,7 @@ BOUNDS: dict[str, tuple[bool, Callable[[Any], bool], str]] = {
     "lr": (False, _number(lambda v: 0 < v < math.inf), "a positive number"),
     "momentum": (False, _number(lambda v: 0 <= v < 1), "a number in [0, 1)"),
     "weight_decay": (False, _number(lambda v: v >= 0), "a number, 0 or more"),
+    "l1": (False, _number(lambda v: 0 <= v < math.inf), "a number, 0 or more"),
     "label_smoothing": (False, _number(lambda v: 0 <= v < 1), "a number in [0, 1)"),
     "clip": (True, _number(lambda v: v > 0), "a positive number"),
 }

@@ -22,7 +22,7 @@ from whence.training.checkpoint import TrainingCheckpoint
 from whence.training.examples import Splits, training_parts
 from whence.training.feed import DatasetFeed, ExamplesFeed, Feed, as_feed, device_of, outputs_of
 from whence.training.loop import EpochRecord, Plan, Tensors, Trainable, run
-from whence.training.losses import Loss, LossFunction, evaluation_mode, resolve_loss, score
+from whence.training.losses import Loss, LossFunction, absolute_sum, evaluation_mode, resolve_loss, score
 from whence.training.settings import Optimiser, Settings
 from whence.training.step import LossValues
 
@@ -217,7 +217,10 @@ class SupervisedTraining(Trainable[SupervisedEpoch]):
         half = self.settings.amp and self.device.type == "cuda"
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=not capturing()) if half else nullcontext():
             value = self.objective(outputs_of(self.network, inputs), targets)
-        return value, value
+        if not self.settings.l1:
+            return value, value
+        penalty = absolute_sum(p for p in self.network.parameters() if p.requires_grad)
+        return value + self.settings.l1 * penalty, value
 
     def before_update(self, values: Tensor, targets: Tensor) -> None:
         self._total.add_(values, alpha=len(targets))

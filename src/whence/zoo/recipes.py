@@ -57,12 +57,15 @@ class Recipe:
         """A hash of everything that determines the weights; ``fingerprint`` is of the training data."""
         if callable(self.settings.loss):
             raise BadOption("a recipe with a custom loss function cannot be cached; pass cache=False.")
+        settings = self.settings.spec()
+        if not settings["l1"]:
+            del settings["l1"]  # hashes are those of before there was one
         parts = {
             "version": VERSION,
             "network": [self.network, self.network_options],
             "data": [self.data, self.data_options, fingerprint],
             "format": FORMAT,  # format of the cached file
-            "settings": self.settings.spec(),
+            "settings": settings,
             "seed": seed,
         }
         return digest_of_values(parts)[:16]

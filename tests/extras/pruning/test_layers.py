@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.extras.pruning.cases import data, fitted, masks, mlp, scores
+from tests.extras.pruning.cases import fitted, masks, mlp, scores
 from whence.errors import BadOption, NothingSelected, Notice
 from whence.extras.pruning import criteria as pruning
 from whence.extras.pruning.masks import Pieces, PruningPlan, prune
@@ -94,6 +94,17 @@ def test_the_relative_curvature_ranks_weights_as_saliency_does_and_units_by_the_
 def test_what_is_pruned_as_one_is_checked() -> None:
     with pytest.raises(BadOption, match="units"):
         prune(fitted(mlp()), 0.5, units="rows")  # type: ignore[arg-type]
-    trained = whence.variational(mlp(), data(), likelihood="classification", epochs=1, progress=False)
+    trained = whence.Variational.of(whence.VariationalModule(mlp()), whence.Categorical())
     with pytest.raises(BadOption, match="no stored example"):
         prune(trained, 0.5, units="layers")
+
+
+def test_whole_layers_of_a_variational_posterior() -> None:
+    model, _, x = residual()
+    posterior = whence.variational(
+        model, (x, torch.arange(20) % 2), likelihood="classification", epochs=1, seed=0, progress=False
+    )
+    assert set(PruningPlan.make(posterior, Pieces.LAYERS).names) == {"first.weight", "second.weight"}
+    pruned = prune(posterior, 0.99, by="snr", units="layers")
+    kept = posterior.network.module
+    assert torch.allclose(pruned(x), kept.head(kept.stem(x).mean((2, 3))), atol=1e-12)  # type: ignore[operator]

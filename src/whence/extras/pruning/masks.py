@@ -57,8 +57,9 @@ class Pieces(Option):
 @torch.no_grad()
 def prune(
     posterior: WeightPosterior,
-    fraction: float,
+    fraction: float | None = None,
     *,
+    threshold: float | None = None,
     by: By = "snr",
     units: UnitsOption = False,
     per_layer: bool = False,
@@ -74,6 +75,8 @@ def prune(
     Args:
         posterior: a posterior over weights: of :func:`whence.laplace`, :func:`whence.variational`, :func:`whence.swag`.
         fraction: in [0, 1): share of all prunable weights (of all units, with ``units``) to prune.
+        threshold: instead of ``fraction``: prune every weight (unit, layer) whose score is at most this;
+            ``threshold=1e-3, by="magnitude"`` after a training with ``l1=``.
         by: criterion, lowest first, ties by index. ``"snr"``: |weight| / standard deviation; ``"identified"``:
             1 − posterior variance / prior variance; ``"saliency"``: ½ weight² H_ii, the loss of optimal brain damage
             (LeCun et al. 1989); ``"relative_curvature"``: weight² H_ii / N, which ranks single weights as saliency
@@ -87,10 +90,26 @@ def prune(
         seed: seed of ``"random"`` (0); or a ``generator`` to draw it from.
     """
     seed = resolve_seed(seed, generator)
-    check_fraction(fraction)
+    check_amount(fraction, threshold, per_layer)
     criterion = CRITERIA[one_of(by, CRITERIA, "by")]
     plan = PruningPlan.make(posterior, Pieces.of(units), layers)
+    if fraction is None:
+        assert threshold is not None
+        return plan.apply(plan.above(criterion, threshold, seed))
     return plan.apply(plan.rank(criterion, per_layer, seed).keep(fraction))
+
+
+def check_amount(fraction: float | None, threshold: float | None, per_layer: bool) -> None:
+    """Check that either a fraction or a threshold says how much is pruned."""
+    if (fraction is None) == (threshold is None):
+        raise BadOption(f"pass fraction= or threshold=, one of the two; here {fraction!r} and {threshold!r}.")
+    if fraction is not None:
+        check_fraction(fraction)
+        return
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not math.isfinite(threshold):
+        raise BadOption(f"threshold={threshold!r} must be a finite number: the largest score that is pruned.")
+    if per_layer:
+        raise BadOption("per_layer=True applies to fraction=; a threshold is the same for all layers.")
 
 
 def check_fraction(value: float) -> float:
@@ -163,6 +182,17 @@ class PruningPlan:
         device = self.posterior.network.device  # sorting millions of scores takes a CPU seconds
         orders = [torch.cat([found[n].flatten() for n in group]).to(device).argsort(stable=True) for group in groups]
         return Ranking(groups, {n: s.shape for n, s in found.items()}, orders, int(self.pieces is Pieces.UNITS))
+
+    def above(self, criterion: Criterion, threshold: float, seed: int = 0) -> Tensors:
+        """Masks that keep what scores above a threshold; of units also the best of each layer."""
+        found = self.scores(criterion, seed)
+        if self.pieces is Pieces.UNITS:
+            found = {n: _with_best_fixed(score) for n, score in found.items()}
+        keep = {n: score > threshold for n, score in found.items()}
+        if not any(bool(stays.any()) for stays in keep.values()):
+            largest = max(float(score.max()) for score in found.values())
+            raise NothingSelected(f"no score is above threshold={threshold:g} (the largest is {largest:.3g}).")
+        return keep
 
     def apply(self, keep: Tensors) -> nn.Module:
         """A copy of the network with these masks."""

@@ -22,6 +22,7 @@ from whence.extras.tracking.records import TrackedLayer
 from whence.extras.tracking.subset import Subset, as_before, refused_probe
 from whence.functional import Network
 from whence.linalg.structures import StructureKind
+from whence.posteriors.base import WeightPosterior
 from whence.posteriors.laplace.front import laplace
 from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive import linearised
@@ -208,11 +209,11 @@ def _divided(sums: dict[str, float], size: int) -> dict[str, Any]:
     return {name: sums[name] / size if name in sums else None for name in UNCERTAINTIES}
 
 
-def plain_loss(posterior: Laplace, inputs: Inputs, targets: Tensor | None) -> float | None:
+def plain_loss(posterior: WeightPosterior, inputs: Inputs, targets: Tensor | None) -> float | None:
     """Mean negative log likelihood of the network alone; None without targets."""
     if targets is None:
         return None
-    network, likelihood = posterior.network, posterior.likelihood
+    network, likelihood = posterior.snapshots[0], posterior.likelihood
     with torch.no_grad():
         outputs = torch.cat([network(piece) for piece in network.pieces(inputs, PAIR_BATCH)])
         targets = targets.to(network.device)

@@ -24,9 +24,9 @@ class TrackedLayer:
     kind: str
     parameters: int
     std: float
-    identified: float
-    effective_parameters: float
-    signal_to_noise: float
+    identified: float | None  # not known of a variational posterior whose prior is a mixture
+    effective_parameters: float | None  # not of variational posteriors
+    signal_to_noise: float | None
     variance_share: float | None = None
     prior_share: float | None = None
     explained: float | None = None

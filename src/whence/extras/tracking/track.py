@@ -16,8 +16,10 @@ from whence.errors import BadOption, NotDefined, WhenceError, explains_keywords,
 from whence.extras.tracking.measure import DRAWS, Tracker
 from whence.extras.tracking.records import TrackedLayer, TrackFile, TrackRecord, merged, opened, read
 from whence.extras.tracking.subset import gather, probe_inputs
+from whence.extras.tracking.variational import VariationalTracker, refuse_unused
 from whence.functional import Network, source_for
 from whence.likelihoods import Likelihood, LikelihoodName, resolve
+from whence.posteriors.variational import VariationalModule
 from whence.priors import RELATIVE, Prior, Relative
 from whence.recording.selection import Layers
 from whence.tables import SHORT, Table, html, number, text
@@ -50,7 +52,8 @@ def track(
     """Track the uncertainty of each layer during training, in any loop: call ``step()`` in it.
 
     A record is a Laplace posterior of the current network, in evaluation mode, on a copy: parameters, buffers,
-    gradients, mode, hooks and random state of your model do not change.
+    gradients, mode, hooks and random state of your model do not change. Of a :class:`whence.VariationalModule` it is
+    the variational posterior itself, and options that concern the Laplace posterior are refused.
 
     Args:
         model: the network in training.
@@ -75,12 +78,28 @@ def track(
     if every != AUTO:
         whole_number(every, "every", remedy="or pass 'auto'")
     whole_number(subset, "subset")
-    resolve(likelihood)
-    network = Network.snapshot(model)
+    resolved, estimated = resolve(likelihood)
+    if estimated and isinstance(model, VariationalModule):
+        raise BadOption(
+            "a VariationalModule is tracked with a noise that is given: likelihood=whence.Gaussian(noise=σ)."
+        )
+    own = model if isinstance(model, VariationalModule) else None
+    if own is not None:
+        given = {
+            "structure": structure,
+            "curvature": curvature,
+            "draws": draws,
+            "layers": layers,
+            "data_size": data_size,
+        }
+        plain = {"structure": "kron", "curvature": "auto", "draws": DRAWS, "layers": None, "data_size": None}
+        refuse_unused(given | {"prior_precision": prior_precision}, plain | {"prior_precision": RELATIVE})
+    network = Network.snapshot(model if own is None else own.model)
     examples = gather(source_for(network.module, data), subset, seed, network.device, network.dtype)
     measured: tuple[Inputs, Tensor | None] = examples.first(PROBE)
     if probe is not None:
         measured = probe_inputs(probe, examples.inputs, seed, network.device, network.dtype)
+    tracker: Tracker | VariationalTracker
     settings = {
         "likelihood": likelihood,
         "structure": structure,
@@ -90,7 +109,10 @@ def track(
         "prior_precision": prior_precision,
         "data_size": examples.size if data_size is None else data_size,
     }
-    tracker = Tracker(model, examples, measured, settings, seed)
+    if own is not None:
+        tracker = VariationalTracker(own, examples, measured, resolved, seed)
+    else:
+        tracker = Tracker(model, examples, measured, settings, seed)
     tracker.try_out(probe is not None)
     header = tracker.header()
     records, file = opened(path, header, resume)
@@ -105,7 +127,7 @@ class Track:
         header: dict[str, Any],
         records: list[TrackRecord],
         every: int | Literal["auto"] = 1,
-        tracker: Tracker | None = None,
+        tracker: Tracker | VariationalTracker | None = None,
         file: TrackFile | None = None,
     ) -> None:
         self.header, self.every = header, every
@@ -163,7 +185,7 @@ class Track:
         self._first, self._since = False, time.perf_counter()
         return made
 
-    def _live(self) -> Tracker:
+    def _live(self) -> Tracker | VariationalTracker:
         if self._tracker is None:
             raise NotDefined("a track loaded from a file has no network; whence.track(..., resume=True) continues it.")
         return self._tracker
@@ -222,9 +244,9 @@ class Track:
             raise BadOption(f"tolerance={tolerance} must be at least 0.")
         found: dict[str, int | None] = {}
         for name, series in self._series().items():
-            last = series[-1][1].identified
+            values = [row.identified for _, row in series if row.identified is not None]
             start = len(series)
-            while start and abs(series[start - 1][1].identified - last) <= tolerance:
+            while start and len(values) == len(series) and abs(values[start - 1] - values[-1]) <= tolerance:
                 start -= 1
             found[name] = series[start][0] if start < len(series) - 1 else None
         return found

@@ -226,7 +226,7 @@ def obstacle(trainer: MemberTrainer, feed: Feed, models: Sequence[nn.Module]) ->
         return "the data are a loader; pass a pair of tensors to train members together"
     if trainer.validation is not None or settings.patience is not None:
         return "each member is evaluated on validation data"
-    for name, plain in (("decay", "all"), ("amp", False), ("capture", False), ("label_smoothing", 0.0)):
+    for name, plain in (("decay", "all"), ("amp", False), ("capture", False), ("label_smoothing", 0.0), ("l1", 0.0)):
         if getattr(settings, name) != plain:
             return f"{name}={getattr(settings, name)!r} applies only to networks trained one after the other"
     if why := difference(models):

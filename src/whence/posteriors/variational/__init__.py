@@ -1,7 +1,7 @@
 """Bayes by Backprop for an existing network: families, estimators, priors, the training loop, the posterior."""
 
-from whence.posteriors.variational.elbo import History
 from whence.posteriors.variational.fit import variational
+from whence.posteriors.variational.history import History
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.posterior import Elbo, Variational
 from whence.posteriors.variational.priors import ScaleMixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from whence.engine.batches import Data, Inputs, size_of
 from whence.engine.randomness import derived_seed
-from whence.errors import BadOption, NotConverged, need
+from whence.errors import BadOption, NotConverged
 from whence.functional import arguments, call_with, output_tensor
 from whence.likelihoods import Likelihood
+from whence.posteriors.variational.history import ElboEpoch, quantiles, uncertainties
 from whence.posteriors.variational.module import VariationalModule
 from whence.training.feed import Feed
-from whence.training.loop import EpochRecord, Tensors, Trainable
+from whence.training.loop import Tensors, Trainable
+from whence.training.losses import absolute_sum
 from whence.training.step import LossValues
 
 KlSchedule = Literal["plain", "blundell"] | int | float
@@ -71,47 +73,8 @@ SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
 }
 
 
-@dataclass(frozen=True)
-class ElboEpoch(EpochRecord):
-    """One epoch. ``nll`` is summed over the data set and ``kl`` over the weights; both are averaged over its steps."""
-
-    epoch: int
-    elbo: float  # −nll − kl, independent of the KL weight
-    nll: float
-    kl: float
-    kl_weight: float
-    lr: float
-    validation: float | None  # mean negative log likelihood of the averaged prediction
-    seconds: float = 0.0
-
-    def summary(self) -> str:
-        checked = "" if self.validation is None else f", validation {self.validation:.4g}"
-        return f"elbo {self.elbo:.5g}, kl {self.kl:.4g} × {self.kl_weight:.3g}{checked}"
-
-
-@dataclass(frozen=True)
-class History:
-    """One record for each epoch."""
-
-    rows: tuple[ElboEpoch, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[ElboEpoch]:
-        return iter(self.rows)
-
-    def __getitem__(self, index: int) -> ElboEpoch:
-        return self.rows[index]
-
-    def to_pandas(self) -> Any:
-        """The records as a ``pandas.DataFrame``."""
-        columns = [f.name for f in fields(ElboEpoch)]
-        return need("pandas", "pandas").DataFrame([asdict(row) for row in self.rows], columns=columns)
-
-
 class ElboTraining(Trainable[ElboEpoch]):
-    """Minimises [(N / |batch|) Σ NLL + weight · KL] / N by Adam."""
+    """Minimises [(N / |batch|) Σ NLL + weight · KL] / N + l1 · Σ|μ| by Adam."""
 
     label = "variational"
     record: ClassVar = ElboEpoch
@@ -130,6 +93,8 @@ class ElboTraining(Trainable[ElboEpoch]):
         num_samples: int = 1,
         kl_draws: int = 1,
         kl_weight: KlWeight | None = None,
+        l1: float = 0.0,
+        probe: Any = None,
         seed: int = 0,
     ) -> None:
         self.module, self.feed, self.likelihood, self.validation = module, feed, likelihood, validation
@@ -139,7 +104,10 @@ class ElboTraining(Trainable[ElboEpoch]):
         self.optimiser = make_optimiser(module, lr, lr_std)
         remedy = f"Lower lr={lr:g} or lr_std={lr_std:g}, or check the data of that batch."
         self._losses = StepLosses(module, kl_draws, 0, remedy)
-        self._step, self._weight, self._weights = 0, 0.0, 0.0  # step, last KL weight and their sum
+        self.l1, self.probe = l1, probe
+        self._step, self._weights = 0, 0.0  # step, and the sum of KL weights
+        # The KL weight, in memory that a captured step reads.
+        self._weight = torch.zeros((), device=self.device, dtype=next(module.parameters()).dtype)
 
     def begin(self, epoch: int) -> Iterator[tuple[Inputs, Tensor]]:
         self.module.train()
@@ -147,16 +115,24 @@ class ElboTraining(Trainable[ElboEpoch]):
         self._step, self._weights = 0, 0.0
         return self.feed.epoch(derived_seed(self.seed, "order", epoch))
 
+    def before_step(self, epoch: int, index: int) -> None:
+        weight = self.kl_weight.at(epoch, index, self._steps)
+        self._weight.fill_(weight)
+        self._weights += weight
+
     def loss(self, inputs: Inputs, targets: Tensor) -> LossValues:
+        number: Any = self.batch_number.now()
         nll, kl = nll_and_kl(
-            self.module, self.likelihood, inputs, targets, self.size, self.num_samples, self.kl_draws, self._step
+            self.module, self.likelihood, inputs, targets, self.size, self.num_samples, self.kl_draws, number
         )
-        self._weight = self.kl_weight.at(self._losses.epoch, self._step, self._steps)
-        return (nll + self._weight * kl) / self.size, torch.stack([nll.detach(), kl.detach()])
+        objective = (nll + self._weight * kl) / self.size
+        if self.l1:
+            objective = objective + self.l1 * absolute_sum(self.module.mean().values())
+        return objective, torch.stack([nll.detach(), kl.detach()])
 
     def before_update(self, values: Tensor, targets: Tensor) -> None:
         self.optimiser.found_inf = self._losses.add(values)  # type: ignore[attr-defined]
-        self._step, self._weights = self._step + 1, self._weights + self._weight
+        self._step += 1
         if self.device.type == "cpu" or self._step % LOOKED_AT == 0:
             self._losses.read()
 
@@ -168,7 +144,13 @@ class ElboTraining(Trainable[ElboEpoch]):
         if self.validation is not None:
             seed = derived_seed(self.seed, "validation", epoch)
             checked = predictive_nll(self.module, self.validation, self.likelihood, VALIDATION_DRAWS, seed)
-        return ElboEpoch(epoch + 1, -nll - kl, nll, kl, self._weights / losses.steps, lr, checked)
+        split = (
+            (None, None) if self.probe is None else uncertainties(self.module, self.probe, self.likelihood, self.seed)
+        )
+        return ElboEpoch(
+            epoch + 1, -nll - kl, nll, kl, self._weights / losses.steps, lr, checked,
+            aleatoric=split[0], epistemic=split[1], layers=quantiles(self.module),
+        )  # fmt: skip
 
     def quality(self, record: ElboEpoch) -> float | None:
         return None if record.validation is None else -record.validation
@@ -197,7 +179,7 @@ class StepLosses:
 
     def add(self, values: Tensor) -> Tensor:
         """Add a step's (NLL, KL); return 1.0 on the device if any step so far was not finite, else 0.0."""
-        self._unseen.append(values)
+        self._unseen.append(values.clone())  # a captured step overwrites its values
         failed = (~torch.isfinite(values).all()).float()
         self._failed = failed if self._failed is None else torch.maximum(self._failed, failed)
         return self._failed

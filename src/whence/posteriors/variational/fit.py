@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from whence.engine.batches import Data, Inputs, size_of, take
+from whence.engine.batches import Data, Inputs, concatenate, map_tensors, size_of, take
 from whence.engine.checkpoint import CheckpointFile
 from whence.engine.randomness import derived_seed, resolve_seed, seed_from, seeded
 from whence.errors import BadData, BadOption, explains_keywords, one_of, whole_numbers
 from whence.functional import Network, refuse_batch_statistics
 from whence.likelihoods import Gaussian, Likelihood, LikelihoodName, resolve
-from whence.posteriors.variational.elbo import ElboTraining, History, KlSchedule, KlWeight
+from whence.posteriors.variational.elbo import ElboTraining, KlSchedule, KlWeight
 from whence.posteriors.variational.estimators import EstimatorName
+from whence.posteriors.variational.history import ElboEpoch, History
 from whence.posteriors.variational.module import FamilyName, VariationalModule, check_options
 from whence.posteriors.variational.parameters import selected_parameters
 from whence.posteriors.variational.posterior import Variational
+from whence.recording.independence import failures_explained
 from whence.recording.selection import Layers
 from whence.training.checkpoint import TrainingCheckpoint
 from whence.training.feed import fingerprint, loader_feed
 from whence.training.loop import Plan, run
 from whence.training.schedules import Constant, Cosine
+
+Callback = Callable[[VariationalModule, ElboEpoch], Any]
 
 
 @explains_keywords
@@ -44,6 +50,7 @@ def variational(
     kl_weight: float = 1.0,
     kl_schedule: KlSchedule = "plain",
     kl_draws: int = 1,
+    l1: float = 0.0,
     epochs: int = 20,
     lr: float = 1e-3,
     lr_std: float | None = None,
@@ -54,6 +61,9 @@ def variational(
     layers: Layers = None,
     validation: Any = None,
     patience: int | None = None,
+    probe: Any = None,
+    callback: Callback | None = None,
+    capture: bool = True,
     checkpoint: str | Path | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
@@ -80,6 +90,8 @@ def variational(
         kl_schedule: ``"plain"``, ``"blundell"`` (minibatch weights that halve at each step), or a number
             of epochs over which the weight rises from 0.
         kl_draws: draws per step for a prior without a closed form.
+        l1: factor of Σ|μ| over matrices and filters, added to the loss of a mean example (the loss of a step / N), as
+            ``l1`` of ``whence.zoo.train`` is; for ``whence.prune(…, threshold=…)``.
         epochs: passes over the data.
         lr: Adam's learning rate for the means.
         lr_std: learning rate for the covariance; by default ``lr``.
@@ -91,6 +103,10 @@ def variational(
             others keep their values.
         validation: data on which the negative log likelihood of the averaged prediction is measured after each epoch.
         patience: stop after this many epochs without a better validation loss, and return to the best.
+        probe: inputs on which the history records the aleatoric and epistemic uncertainty after each epoch.
+        callback: called after each epoch with the module in training and the epoch's record.
+        capture: on a GPU, replay steps as a CUDA graph, which is compared with an eager step first. Networks that
+            cannot be captured run eagerly, with a notice.
         checkpoint: a file that is saved after every epoch; training resumes from it if it exists.
         seed: seed of everything random; or a ``generator`` to draw it from (``None``: torch's default generator).
         device: where to compute; by default where the model is.
@@ -103,6 +119,8 @@ def variational(
     schedule = Cosine() if one_of(lr_schedule, ("cosine", "constant"), "lr_schedule") == "cosine" else Constant()
     lr_std = lr if lr_std is None else lr_std
     _check_rates(lr=lr, lr_std=lr_std)
+    if isinstance(l1, bool) or not (isinstance(l1, (int, float)) and 0 <= l1 < math.inf):
+        raise BadOption(f"l1={l1!r} must be a number of at least 0.")
     _check_patience(patience, validation)
     resolved, estimate = resolve(likelihood)
     if estimate and start == "scratch":
@@ -133,7 +151,7 @@ def variational(
     module.generator = None  # from here on each epoch seeds torch's default generator
     module.check(found.first)
     feed = loader_feed(source, batch_size)
-    rates: dict[str, Any] = {"lr": lr, "lr_std": lr_std, "num_samples": num_samples, "kl_draws": kl_draws}
+    rates: dict[str, Any] = {"lr": lr, "lr_std": lr_std, "num_samples": num_samples, "kl_draws": kl_draws, "l1": l1}
     training = ElboTraining(
         module,
         feed,
@@ -142,6 +160,7 @@ def variational(
         steps=found.batches if feed.steps is None else feed.steps,
         validation=checks,
         kl_weight=weight,
+        probe=None if probe is None else probe_inputs(network, probe),
         seed=seed,
         **rates,
     )
@@ -152,7 +171,9 @@ def variational(
             "lr_schedule": lr_schedule, "epochs": epochs if schedule.depends_on_length else None,
         }  # fmt: skip
         saved = _checkpoint(checkpoint, training, source, options)
-    done = run(training, Plan(epochs, schedule, patience, rate_at=0.0), checkpoint=saved, progress=progress)
+    plan = Plan(epochs, schedule, patience, rate_at=0.0, capture=capture, or_eager=True)
+    after = None if callback is None else partial(callback, module)
+    done = run(training, plan, checkpoint=saved, callback=after, progress=progress)
     return Variational.of(
         module,
         found.likelihood,
@@ -161,6 +182,8 @@ def variational(
         best_epoch=done.best_epoch,
         data_size=found.size,
         output_shape=found.output_shape,
+        l1=l1,
+        probe=(map_tensors(torch.clone, found.first), found.labels),
     )
 
 
@@ -175,6 +198,15 @@ def _check_patience(patience: int | None, validation: Any) -> None:
         whole_numbers(patience=patience)
         if validation is None:
             raise BadOption(f"patience={patience} needs validation data: pass validation=.")
+
+
+@torch.no_grad()
+def probe_inputs(network: Network, probe: Any) -> Inputs:
+    """The probe's inputs on the device, in memory of their own; refused here if the network does not take them."""
+    inputs = map_tensors(torch.clone, concatenate(list(network.pieces(probe, 2**31))))
+    with failures_explained(network, probe):
+        network(take(inputs, slice(0, 2)))
+    return inputs
 
 
 DESCRIBED = {
@@ -211,6 +243,7 @@ class Survey:
     size: int  # N
     batches: int
     first: Inputs  # two examples
+    labels: Tensor  # their targets
     output_shape: tuple[int, ...]  # of one example
     likelihood: Likelihood  # with its noise
 
@@ -220,6 +253,7 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
     """Count examples and batches, check the first targets, and measure residuals if the noise is estimated."""
     size, batches, squares, values = 0, 0, 0.0, 0
     first: Inputs = None
+    labels = torch.zeros(0)
     shape: tuple[int, ...] = ()
     for batch in data:
         size, batches = size + size_of(batch.inputs), batches + 1
@@ -229,6 +263,7 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
         targets = likelihood.check(outputs, batch.targets, batch.index)
         if first is None:
             first, shape = take(batch.inputs, slice(0, 2)), tuple(outputs.shape[1:])
+            labels = targets[: size_of(first)].clone()
         if estimate:
             away = (likelihood.flatten(outputs) - likelihood.flatten(targets)).double()
             squares, values = squares + float(away.square().sum()), values + away.numel()
@@ -240,4 +275,4 @@ def survey(network: Network, data: Data, likelihood: Likelihood, estimate: bool)
                 "its data exactly. Pass likelihood=whence.Gaussian(noise=…)."
             )
         likelihood = Gaussian(noise)
-    return Survey(size, batches, first, shape, likelihood)
+    return Survey(size, batches, first, labels, shape, likelihood)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,8 +29,16 @@ from whence.posteriors.variational.priors import ScaleMixture, WeightPrior, make
 from whence.priors import PriorPrecision, check_prior
 from whence.recording.blocks import Block, owner_of
 from whence.recording.selection import Layers
+from whence.tables import Table
 
 FamilyName = Literal["mean_field", "alpha", "matrix_normal", "low_rank"]
+
+
+@dataclass(frozen=True, eq=False)
+class Unregistered:
+    """Holds a module so that its owner does not register it as a submodule."""
+
+    module: nn.Module
 
 
 class VariationalModule(nn.Module):
@@ -37,6 +46,8 @@ class VariationalModule(nn.Module):
 
     In training mode every call draws new weights, by the estimator; in evaluation mode the weights are at their mean.
     The network itself always runs in evaluation mode: dropout is off, batch normalisation keeps its running statistics.
+    ``parameters()`` and ``state_dict()`` hold the variational parameters alone: for independent weights twice as many
+    as the network has. :meth:`counts` counts them by layer.
 
     Args:
         model: any ``nn.Module``. It is copied, and never changed.
@@ -82,8 +93,44 @@ class VariationalModule(nn.Module):
         self.layer_blocks: list[Block] = layer_blocks(network, names)
         self.prior: WeightPrior = make_prior(prior_precision, self.layer_blocks)
         network.module.requires_grad_(False)
-        self.model = network.module
+        self._given = Unregistered(network.module)
         self.names = names
+
+    @property
+    def model(self) -> nn.Module:
+        """The network as it was given. It is no submodule: its weights are neither trained nor in ``state_dict()``."""
+        return self._given.module
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VariationalModule:
+        """Move or convert the network inside too."""
+        self.model._apply(fn)
+        super()._apply(fn, recurse)
+        return self
+
+    def counts(self) -> Table:
+        """How many numbers each layer has: as it was given, to train, and to store; the last row is the sum.
+
+        ``parameters``: of the network. ``trainable``: of this module, as in ``parameters()``. ``stored``: what a
+        prediction needs, which is ``trainable`` and the network's frozen parameters and buffers.
+        """
+        rows: dict[str, list[int]] = {}
+
+        def add(layer: str, *numbers: int) -> None:
+            rows[layer] = [a + b for a, b in zip(rows.get(layer, [0, 0, 0]), numbers, strict=True)]
+
+        random = set(self.names)
+        for block in self.variational_blocks():
+            size = sum(p.numel() for p in block.parameters())
+            add(block.layer, block.size, size, size)
+        for name, p in self.model.named_parameters():
+            if name not in random:
+                add(owner_of(name) or name, p.numel(), 0, p.numel())
+        for name, buffer in self.model.named_buffers():
+            add(owner_of(name) or name, 0, 0, buffer.numel())
+        add("total", *(sum(column) for column in zip(*rows.values(), strict=True)))
+        columns = zip(*rows.values(), strict=True)
+        named = dict(zip(("parameters", "trainable", "stored"), map(list, columns), strict=True))
+        return Table({"name": list(rows), **named})
 
     def train(self, mode: bool = True) -> VariationalModule:
         """Switch draws on or off; the network inside stays in evaluation mode."""

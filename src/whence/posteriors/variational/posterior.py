@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from whence.copies import copy_module
+from whence.engine.batches import Inputs, to_device
 from whence.errors import BadData, BadOption, NotDefined
 from whence.functional import Network
 from whence.likelihoods import Likelihood
@@ -20,7 +21,8 @@ from whence.posteriors.drawn import State
 from whence.posteriors.gaussian import Covariance, GaussianPosterior
 from whence.posteriors.laplace.covariance import refuse_dense
 from whence.posteriors.variational.blocks import VariationalBlock
-from whence.posteriors.variational.elbo import ElboEpoch, History, KlWeight
+from whence.posteriors.variational.elbo import KlWeight
+from whence.posteriors.variational.history import ElboEpoch, History
 from whence.posteriors.variational.module import VariationalModule
 from whence.posteriors.variational.parameters import Family
 from whence.posteriors.variational.priors import ScaleMixture, WeightPrior
@@ -60,6 +62,8 @@ class Variational(GaussianPosterior):
     data_size: int | None = None
     output_shape: tuple[int, ...] | None = None  # of one example
     rank: int = 8
+    l1: float = 0.0  # factor of Σ|μ| in the training, beside the bound
+    probe: tuple[Inputs, Tensor] | None = field(default=None, repr=False)  # training examples; not in files
 
     @classmethod
     def of(
@@ -72,6 +76,8 @@ class Variational(GaussianPosterior):
         best_epoch: int | None = None,
         data_size: int | None = None,
         output_shape: tuple[int, ...] | None = None,
+        l1: float = 0.0,
+        probe: tuple[Inputs, Tensor] | None = None,
     ) -> Variational:
         """The current posterior of a trained :class:`VariationalModule`; later training does not change it."""
         if not isinstance(module, VariationalModule):
@@ -96,6 +102,8 @@ class Variational(GaussianPosterior):
             data_size=data_size,
             output_shape=output_shape,
             rank=module.rank,
+            l1=l1,
+            probe=probe,
         )
 
     # Description
@@ -265,6 +273,7 @@ class Variational(GaussianPosterior):
             "best_epoch": self.best_epoch,
             "data_size": self.data_size,
             "output_shape": None if self.output_shape is None else list(self.output_shape),
+            "l1": self.l1,
         }
         return State(meta, tensors)
 
@@ -287,19 +296,23 @@ class Variational(GaussianPosterior):
             best_epoch=meta["best_epoch"],
             data_size=meta["data_size"],
             output_shape=None if shape is None else tuple(shape),
+            l1=meta.get("l1", 0.0),  # not in files of older versions
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Variational:
         """A copy on another device or in another floating-point dtype."""
         parts = copy.deepcopy(self.parts).to(*args, **kwargs)
         origin = copy_module(self.origin)
-        return replace(self, network=at_mean(origin.to(*args, **kwargs), parts), parts=parts)
+        network = at_mean(origin.to(*args, **kwargs), parts)
+        probe = None if self.probe is None else to_device(self.probe, network.device, network.dtype)
+        return replace(self, network=network, parts=parts, probe=probe)
 
     def __repr__(self) -> str:
         prior = self.prior.describe() if isinstance(self.prior, ScaleMixture) else f"precision {self.prior.describe()}"
         last = f"; {len(self.history)} epochs, ELBO {self.history[-1].elbo:.6g}" if len(self.history) else ""
         tempered = self.kl_weight.describe(self.history[-1].kl_weight if len(self.history) else None)
         cold = f"; {tempered}" if tempered else ""
+        cold += f"; L1 penalty {self.l1:g} on the means" if self.l1 else ""
         return (
             f"Variational({self.family}, {self.estimator}; {self.parameters:,} weights in {len(self.layers())} layers; "
             f"{self.likelihood!r}; prior {prior}{last}{cold})"

@@ -17,6 +17,7 @@ from whence.report.figures.curves import (
     slices,
     spectrum,
     track,
+    variational,
 )
 from whence.report.figures.film import film
 from whence.report.figures.inputs import attribution
@@ -52,5 +53,6 @@ __all__ = [
     "spectrum",
     "track",
     "units",
+    "variational",
     "weight_maps",
 ]

@@ -14,6 +14,7 @@ from whence.extras.robustness import Robustness
 from whence.extras.tracking.track import Track
 from whence.metrics.calibration import Reliability
 from whence.metrics.selective import RiskCoverage
+from whence.posteriors.variational import History
 from whence.report.figures import canvas
 from whence.tables import Table
 from whence.where.where import Where
@@ -133,6 +134,43 @@ def _probe(ax: Axes, track: Track) -> None:
             ax.plot(*zip(*pairs, strict=True), style, color=colour, linewidth=1.5, label=name)
             ax.legend(frameon=False, fontsize=8)
     canvas.tidy(ax, y="on the probe (nats)" if nats else "on the probe (variance)", grid="y")
+
+
+def variational(history: History, ax: Axes | None = None) -> Figure:
+    """A variational training: the bound, medians and 5–95% of μ and σ by layer, and uncertainties on the probe."""
+    if not len(history):
+        raise BadOption("the history has no epoch; pass posterior.history of a trained posterior.")
+    table, epochs = history.layers, [row.epoch for row in history]
+    names = canvas.ordered(table["name"])
+    probed = [row for row in history if row.aleatoric is not None and row.epistemic is not None]
+    figure, grid = canvas.panels(ax, 2, 2, (7.0, canvas.grid_height(len(names), 4.6)), sharex=True)
+    axes = [panel for line in grid for panel in line]
+    axes[0].plot(epochs, [-row.nll for row in history], "--", color=canvas.PALETTE[0], label="log likelihood")
+    axes[0].plot(epochs, [row.elbo for row in history], color=canvas.PALETTE[0], label="ELBO")
+    axes[0].legend(frameon=False, fontsize=8)
+    canvas.tidy(axes[0], y="nats, all data", grid="y")
+    for panel, column in zip(axes[1:3], ("mean", "std"), strict=True):
+        for name, colour in zip(names, canvas.layer_colours(len(names)), strict=True):
+            rows = [row for row in table.rows() if row["name"] == name]
+            at, low, middle, high = (
+                [row[k] for row in rows] for k in ("epoch", *(f"{column}_q{q}" for q in ("05", "50", "95")))
+            )
+            panel.plot(at, middle, color=colour, linewidth=1.3, label=canvas.short(name))
+            panel.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+        canvas.tidy(panel, y="μ (median, 5–95%)" if column == "mean" else "σ (median, 5–95%)", grid="y")
+    canvas.log_axis(axes[2], "y")
+    if probed:
+        for what, colour, style in (("aleatoric", canvas.PALETTE[0], "-"), ("epistemic", canvas.PALETTE[3], "--")):
+            values = canvas.numbers([getattr(row, what) for row in probed])
+            axes[3].plot([row.epoch for row in probed], values, style, color=colour, label=what)
+        axes[3].legend(frameon=False, fontsize=8)
+        canvas.tidy(axes[3], y="on the probe", grid="y")
+    elif ax is None:
+        axes[3].remove()
+    for panel in axes[2:]:
+        panel.set_xlabel("epoch", fontsize=9)
+    canvas.legend(axes[1], len(names), ax is None, "layer")
+    return figure
 
 
 def spectrum(where: Where, ax: Axes | None = None) -> Axes:

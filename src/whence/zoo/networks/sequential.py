@@ -14,7 +14,13 @@ from whence.errors import BadOption, one_of
 
 Shape = int | Sequence[int]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+}
 # Output channels by block; a max pool ends each block (Simonyan & Zisserman 2015, table 1).
 VGG_BLOCKS: dict[int, tuple[tuple[int, ...], ...]] = {
     11: ((64,), (128,), (256,) * 2, (512,) * 2, (512,) * 2),
