@@ -39,7 +39,8 @@ def _scatter(numbers: Numbers, folder: Path) -> Path:
                 for network, (evidence, nll) in pairs.items():
                     depth, width = network.split(", ")
                     axis.plot(
-                        evidence - centre[0], nll - centre[1], MARKERS[widths.index(width)], color=COLOURS[depths.index(depth)], markersize=5,
+                        evidence - centre[0], nll - centre[1], MARKERS[widths.index(width)],
+                        color=COLOURS[depths.index(depth)], markersize=5,
                         label=f"depth {depth}, width {width}", alpha=0.8,
                     )  # fmt: skip
             axis.set_title(name if where == "trained" else "", loc="left", fontsize=9)
