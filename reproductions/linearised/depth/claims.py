@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from reproductions.claims import Claim, Verdict, above, below
 from reproductions.linearised.depth.numbers import (
@@ -11,7 +12,7 @@ from reproductions.linearised.depth.numbers import (
     Figure,
     Numbers,
     OverMean,
-    over_seeds,
+    over,
     shown,
 )
 from reproductions.store import Values
@@ -29,7 +30,9 @@ def claims(units: Values) -> list[Claim]:
                 continue
             for figure, claim, sign in _figures(title, words):
                 values = numbers.over_data(kind, where, figure)
-                found.append(Claim(claim, IMMER, f"{shown(values)}, mean over data sets", _verdict(values, sign)))
+                found.append(
+                    Claim(claim, IMMER, f"{shown(values)}, over {len(values)} data sets", _verdict(values, sign))
+                )
     found += _difference(numbers)
     return [*found, *_occam(numbers), *_images(numbers)]
 
@@ -43,7 +46,7 @@ def _figures(title: str, words: str) -> list[tuple[Figure, str, float]]:
 
 
 def _verdict(values: Sequence[float], sign: float) -> Verdict:
-    found = over_seeds(values)
+    found = over(values)
     if found is None:
         return "cannot be told"
     return above(found) if sign > 0 else below(found)
@@ -51,40 +54,31 @@ def _verdict(values: Sequence[float], sign: float) -> Verdict:
 
 def _difference(numbers: Numbers) -> list[Claim]:
     """The same networks, ordered by the two evidences; only numbers have both."""
-    names = numbers.with_where("depth", "refined")
-    seeds = numbers.seeds("depth", names) if names else []
-    figure, values = Correlation(), []
-    for seed in seeds:
-        each = [
-            figure(numbers.pairs("depth", name, seed, "refined"))
-            - figure(numbers.pairs("depth", name, seed, "trained"))
-            for name in names
-        ]
-        values.append(sum(each) / len(each))
-    if not values:
-        return []
-    claim = (
-        "Depth and width: the evidence at the linear model's optimum orders networks better than at the trained weights"
+    names, figure = numbers.with_where("depth", "refined"), Correlation()
+    first, second = (
+        [fmean(figure(pairs) for pairs in numbers.each("depth", name, where)) for name in names]
+        for where in ("refined", "trained")
     )
-    return [Claim(claim, ANTORAN, f"rank correlation {shown(values)} more", _verdict(values, 1.0))]
+    values = [a - b for a, b in zip(first, second, strict=True)]
+    claim = "Depth and width: the evidence at the linear model's optimum orders networks better than the other"
+    ours = f"rank correlation {shown(values)} more, over {len(values)} data sets"
+    return [Claim(claim, ANTORAN, ours, _verdict(values, 1.0))] if values else []
 
 
 def _occam(numbers: Numbers) -> list[Claim]:
-    """From the shallowest to the deepest network of the largest width."""
+    """From the shallowest to the deepest network of the largest width, mean over seeds."""
     fits, factors = [], []
-    names = numbers.data("depth")
-    for seed in numbers.seeds("depth", names) if names else []:
-        rows = [numbers.units["depth"][name][seed] for name in names]
-        first, last = list(rows[0])[len(_widths(rows[0])) - 1], list(rows[0])[-1]
-        fits.append(sum(row[last]["trained"]["fit"] - row[first]["trained"]["fit"] for row in rows) / len(rows))
-        factors.append(sum(row[last]["trained"]["occam"] - row[first]["trained"]["occam"] for row in rows) / len(rows))
+    for name in numbers.data("depth"):
+        rows = list(numbers.units["depth"][name].values())
+        first, last = _widths(rows[0])[-1], list(rows[0])[-1]
+        for key, into in (("fit", fits), ("occam", factors)):
+            into.append(fmean(row[last]["trained"][key] - row[first]["trained"][key] for row in rows))
     if not fits:
         return []
-    return [
-        Claim("Deeper networks fit better and pay a larger Occam factor", "MacKay (1992)",
-              f"nats, deepest less shallowest, mean over data: fit {shown(fits, 0)}, Occam factor {shown(factors, 0)}",
-              _both(_verdict(fits, 1.0), _verdict(factors, -1.0))),
-    ]  # fmt: skip
+    parts = f"fit {shown(fits, 0)}, Occam factor {shown(factors, 0)}"
+    ours = f"nats, deepest less shallowest, over {len(fits)} data sets: {parts}"
+    verdict = _both(_verdict(fits, 1.0), _verdict(factors, -1.0))
+    return [Claim("Deeper networks fit better and pay a larger Occam factor", "MacKay (1992)", ours, verdict)]
 
 
 def _both(first: Verdict, second: Verdict) -> Verdict:
@@ -107,7 +101,7 @@ def _images(numbers: Numbers) -> list[Claim]:
                 each = numbers.each("images", name, where)
                 evidence = [pairs[better][0] - pairs[worse][0] for pairs in each]
                 nll = [pairs[better][1] - pairs[worse][1] for pairs in each]
-                first, second = over_seeds(evidence), over_seeds(nll)
+                first, second = over(evidence), over(nll)
                 verdict: Verdict = "cannot be told"
                 if first and second and 0 not in (_sign(first.low, first.high), _sign(second.low, second.high)):
                     same = _sign(first.low, first.high) == -_sign(second.low, second.high)

@@ -34,20 +34,13 @@ class Numbers:
         found = [self.pairs(kind, name, seed, where) for seed in sorted(self.units[kind][name])]
         return [pairs for pairs in found if pairs]
 
-    def seeds(self, kind: str, names: Sequence[str]) -> list[int]:
-        """Those measured on all of these data sets."""
-        known = [set(self.units[kind][name]) for name in names]
-        return sorted(set.intersection(*known)) if known else []
-
     def with_where(self, kind: str, where: str) -> list[str]:
         return [name for name in self.data(kind) if self.each(kind, name, where)]
 
     def over_data(self, kind: str, where: str, figure: Figure) -> list[float]:
-        """The mean over data sets of a figure of the networks, one for each seed with all data sets."""
+        """A figure of the networks, one for each data set: its mean over seeds."""
         names = self.with_where(kind, where)
-        return [
-            fmean(figure(self.pairs(kind, name, seed, where)) for name in names) for seed in self.seeds(kind, names)
-        ]
+        return [fmean(figure(pairs) for pairs in self.each(kind, name, where)) for name in names]
 
 
 class Figure:
@@ -91,11 +84,11 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [ordered.index(v) + (ordered.count(v) + 1) / 2 for v in values]
 
 
-def over_seeds(values: Sequence[float]) -> Interval | None:
-    """None with fewer than two seeds."""
+def over(values: Sequence[float]) -> Interval | None:
+    """None with fewer than two values."""
     return interval(values) if len(values) > 1 else None
 
 
 def shown(values: Sequence[float], digits: int = 2) -> str:
-    found = over_seeds(values)
-    return found.text(digits) if found else f"{values[0]:.{digits}f} (one seed)" if values else ""
+    found = over(values)
+    return found.text(digits) if found else f"{values[0]:.{digits}f} (one value)" if values else ""

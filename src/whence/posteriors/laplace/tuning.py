@@ -169,12 +169,13 @@ def _warn_if_noise_is_unknown(posterior: Laplace) -> None:
     residual = math.sqrt(record.squares / max(record.targets, 1))
     if not isinstance(likelihood, Gaussian) or float(likelihood.noise) <= ABOVE * residual or residual == 0:
         return
+    noise = float(likelihood.noise)
     gamma = sum(float(g.effective_parameters()) for g, _ in posterior.gaussians())
     notice(
-        f"the evidence chose the noise {float(likelihood.noise):.3g}, {float(likelihood.noise) / residual:.0f} times the "
-        f"training residuals, because this curvature counts {gamma:,.0f} effective parameters for "
-        f"{record.targets:,.0f} targets. Tune on validation data instead: posterior.tune(validation_data); or use "
-        "structure='full', or posterior.function_space(data), which cannot count more than there are."
+        f"the evidence chose the noise {noise:.3g}, {noise / residual:.0f} times the training residuals, because this "
+        f"curvature counts {gamma:,.0f} effective parameters for {record.targets:,.0f} targets. Tune on validation "
+        "data instead: posterior.tune(validation_data); or use structure='full', or posterior.function_space(data), "
+        "which cannot count more than there are."
     )
 
 
