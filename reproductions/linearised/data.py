@@ -46,24 +46,25 @@ class Splits:
 def load(name: str, numbers: tuple[int, ...], kind: str, validation: bool) -> Splits:
     """Splits of a table; ``kind`` is "standard" or "gap"."""
     found = [_one(name, number, kind == "gap", VALIDATION if validation else 0.0) for number in numbers]
-    parts = [_stacked([each[i] for each in found]) for i in range(3 if validation else 2)]
-    return Splits(parts[0], parts[1], tuple(each[3] for each in found), parts[2] if validation else None)
+    train, test = (_stacked([rows[i] for rows, _ in found]) for i in range(2))
+    held = _stacked([rows[2] for rows, _ in found]) if validation else None
+    return Splits(train, test, tuple(spread for _, spread in found), held)
 
 
 Rows = tuple[Tensor, Tensor]
 
 
-def _one(name: str, number: int, in_gap: bool, validation: float) -> tuple[Rows, Rows, Rows, float]:
+def _one(name: str, number: int, in_gap: bool, validation: float) -> tuple[tuple[Rows, Rows, Rows], float]:
     """Training, test and validation rows of one split, and the spread of its targets."""
     if name.startswith("synthetic"):
         return _synthetic(name, number, in_gap, validation)
     data = zoo.load(f"uci/{name}", seed=number, split=number, gap=in_gap, validation=validation, progress=False)
     assert data.train is not None and data.test is not None and data.target_std is not None
     held = data.validation or data.test
-    return data.train.tensors(), data.test.tensors(), held.tensors(), data.target_std
+    return (data.train.tensors(), data.test.tensors(), held.tensors()), data.target_std
 
 
-def _synthetic(name: str, number: int, in_gap: bool, validation: float) -> tuple[Rows, Rows, Rows, float]:
+def _synthetic(name: str, number: int, in_gap: bool, validation: float) -> tuple[tuple[Rows, Rows, Rows], float]:
     """A table of four features, without a file; each name has its own noise."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(SYNTHETIC, 4, generator=generator)
@@ -79,8 +80,7 @@ def _synthetic(name: str, number: int, in_gap: bool, validation: float) -> tuple
     held, train = train[:count], train[count:]
     means, stds = (x[train].mean(0), y[train].mean(0)), (x[train].std(0), y[train].std(0))
     x, y = (x - means[0]) / stds[0], (y - means[1]) / stds[1]
-    rows = [(x[which], y[which]) for which in (train, test, held)]
-    return rows[0], rows[1], rows[2], float(stds[1])
+    return ((x[train], y[train]), (x[test], y[test]), (x[held], y[held])), float(stds[1])
 
 
 def _stacked(rows: list[Rows]) -> Part:

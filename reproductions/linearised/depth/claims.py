@@ -67,7 +67,8 @@ def _difference(numbers: Numbers) -> list[Claim]:
 
 def _occam(numbers: Numbers) -> list[Claim]:
     """From the shallowest to the deepest network of the largest width, mean over seeds."""
-    fits, factors = [], []
+    fits: list[float] = []
+    factors: list[float] = []
     for name in numbers.data("depth"):
         rows = list(numbers.units["depth"][name].values())
         first, last = _widths(rows[0])[-1], list(rows[0])[-1]

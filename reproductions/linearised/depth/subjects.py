@@ -47,7 +47,8 @@ def subject(config: Config, name: str, seed: int) -> Subject:
     assert data.train is not None and data.test is not None
     order = torch.randperm(data.train.size, generator=generator)[: config.size]
     train, test = data.train.take(order).tensors(), data.test.take(config.test).tensors()
-    return Subject(*(t.double() for t in (*train, *test)), 0)
+    x, y, test_x, test_y = (t.double() for t in (*train, *test))
+    return Subject(x, y, test_x, test_y, 0)
 
 
 def _curve(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

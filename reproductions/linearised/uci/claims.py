@@ -43,18 +43,16 @@ def majority(over: dict[str, Interval]) -> Verdict:
 
 
 def _counted(over: dict[str, Interval]) -> str:
-    low, high = (
-        [name for name, interval in over.items() if interval.high < 0],
-        [name for name, interval in over.items() if interval.low > 0],
-    )
+    low = [name for name, interval in over.items() if interval.high < 0]
+    high = [name for name, interval in over.items() if interval.low > 0]
     mean = sum(interval.mean <= 0 for interval in over.values())
-
-    def named(names: list[str]) -> str:
-        return f"{len(names)} ({', '.join(names)})" if names else "0"
-
     return (
-        f"mean at or below on {mean} of {len(over)} sets; significantly below on {named(low)}, above on {named(high)}"
+        f"mean at or below on {mean} of {len(over)} sets; significantly below on {_named(low)}, above on {_named(high)}"
     )
+
+
+def _named(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "0"
 
 
 def _lower(numbers: Numbers, kind: str, method: str, other: str) -> list[Claim]:
@@ -75,7 +73,7 @@ def _gap(numbers: Numbers) -> list[Claim]:
             claim = f"In gaps “{TITLES[method]}” widens its predictions more than “{TITLES[other]}” on most sets"
             more = sum(interval.mean > 0 for interval in over.values())
             sure = [name for name, interval in turned.items() if interval.high < 0]
-            shown = f"more on {more} of {len(over)} sets; significantly on {len(sure)} ({', '.join(sure)})"
+            shown = f"more on {more} of {len(over)} sets; significantly on {_named(sure)}"
             found.append(Claim(claim, "our expectation", shown, majority(turned)))
     over = numbers.all_over("gap", "laplace, full", "ensemble", "nll")
     if over:
@@ -94,7 +92,7 @@ def _against_published(numbers: Numbers) -> list[Claim]:
     if not means:
         return []
     below = [name for name, mean in means.items() if mean <= NLL[name][2][0]]
-    shown = f"{len(below)} of {len(means)} sets ({', '.join(below)}); means, without intervals"
+    shown = f"{_named(below)} of {len(means)} sets; means, without intervals"
     claim = "“Laplace, full” of one network: mean NLL at or below the published deep ensembles' on most sets"
     possible = len(below) + TABLES - len(means)
     half = TABLES / 2

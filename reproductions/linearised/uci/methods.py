@@ -84,8 +84,8 @@ def choose(config: Config, name: str, numbers: tuple[int, ...], splits: Splits) 
         train, held = splits.train.of(k), validation.of(k)
         own = laplace.choose(config, name, module(plain, k), train, held, k)
         own["longer"] = laplace.of_network(STRUCTURES["full"].fit(module(longer, k), train), held)
-        for method, best in own.items():
-            found.laplace.setdefault(method, []).append(best)
+        for method, choice in own.items():
+            found.laplace.setdefault(method, []).append(choice)
     return found
 
 

@@ -20,8 +20,8 @@ TITLES = {
     "dropout": "MC dropout",
     "swag": "SWAG",
     "ensemble": "ensemble",
-    "longer": "one network, trained as long as the ensemble",
-    "longer, laplace": "Laplace, full, of that network",
+    "longer": "one network, trained five times longer",
+    "longer, laplace": "Laplace, full, of the network trained longer",
     "hmc": "HMC",
 }
 LINEARISED = ("full", "kron", "diag", "last")
