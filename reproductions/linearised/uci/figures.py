@@ -49,11 +49,9 @@ def _panel(axis: Any, numbers: Numbers, kind: str, name: str) -> None:
             color=COLOURS[method], capsize=2,
         )  # fmt: skip
         ends += [found.mean] if kind == "gap" else [found.low, found.high]
-    if kind == "gap":  # single splits far outside the training data are beyond any scale
-        ends = sorted([*ends, 0.0])
-        ends = ends[len(ends) // 10 : len(ends) - len(ends) // 10]
-        margin = 0.3 * (ends[-1] - ends[0]) or 1.0
-        axis.set_xlim(ends[0] - margin, ends[-1] + margin)
+    if kind == "gap":  # all means are shown; intervals of splits far outside the training data may leave the panel
+        low, high = min([*ends, 0.0]), max([*ends, 0.0])
+        axis.set_xlim(low - 0.2 * (high - low), high + 0.2 * (high - low))
     axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(shown)), [TITLES[m].replace("one network, ", "") for m in shown], fontsize=6)
     axis.invert_yaxis()
@@ -79,5 +77,7 @@ def _gaps(numbers: Numbers, folder: Path) -> Path:
     axes[0][0].axhline(0.95, color=BLACK, linewidth=0.8, linestyle=":")
     axes[0][1].axhline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
     axes[0][1].set_yscale("log")
+    axes[0][1].yaxis.set_major_formatter("{x:g}")
+    axes[0][1].yaxis.set_minor_formatter("{x:g}")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     return save(figure, folder / "gaps.png")
