@@ -54,3 +54,22 @@ class _Divide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x / self.by
+
+
+def test_a_noise_that_the_curvature_cannot_tell_is_announced() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 4, dtype=torch.float64)
+    y = x[:, :1].sin() + 0.1 * torch.randn(30, 1)
+    layers = [nn.Linear(4, 20), *[nn.Linear(20, 20) for _ in range(4)], nn.Linear(20, 1)]
+    deep = nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())][:-1]).double()
+    optimiser = torch.optim.Adam(deep.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        (deep(x) - y).square().mean().backward()
+        optimiser.step()
+    posterior = whence.laplace(deep, (x, y), likelihood="regression", prior_precision=1.0, progress=False)
+    with pytest.warns(whence.errors.Notice, match="times the training residuals"):
+        tuned = posterior.tune(per_layer=True, progress=False)
+    noise, before = (float(p.likelihood.noise) for p in (tuned, posterior))
+    gamma = sum(float(g.effective_parameters()) for g, _ in tuned.gaussians())
+    assert noise > 4 * before and gamma == pytest.approx(30 * (1 - (before / noise) ** 2), rel=1e-3)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LOOKED_AT = 64  # training examples on which an untuned posterior is checked
 LESS = 0.01  # confidence below accuracy by less than this is ignored
 ROUNDS = 300  # alternations of prior and noise
+ABOVE = 4.0  # times the training residuals, beyond which a noise chosen by the evidence is doubted
 PRIORS = 50  # prior precisions that a search on validation data tries, about
 ScaleChoice = bool | Literal["auto"]
 
@@ -139,6 +140,8 @@ def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
         last = score
     tuned = replace(best, tuning=Tuning("evidence", trials, top))
     _warn_if_harmful(tuned)
+    if noisy:
+        _warn_if_noise_is_unknown(tuned)
     return tuned
 
 
@@ -155,6 +158,25 @@ def _warn_if_harmful(posterior: Laplace) -> None:
             f"the prior that the evidence chose makes the network underconfident: {found}. Tune on validation data "
             "instead: posterior.tune(validation_data)."
         )
+
+
+def _warn_if_noise_is_unknown(posterior: Laplace) -> None:
+    """Give a notice if the curvature counts nearly as many effective parameters as there are targets.
+
+    At the maximum of the evidence σ² = SSE / (n − γ), so γ near n gives a noise far above the residuals.
+    """
+    record, likelihood = posterior.record, posterior.likelihood
+    residual = math.sqrt(record.squares / max(record.targets, 1))
+    if not isinstance(likelihood, Gaussian) or float(likelihood.noise) <= ABOVE * residual or residual == 0:
+        return
+    noise = float(likelihood.noise)
+    gamma = sum(float(g.effective_parameters()) for g, _ in posterior.gaussians())
+    notice(
+        f"the evidence chose the noise {noise:.3g}, {noise / residual:.0f} times the training residuals, because this "
+        f"curvature counts {gamma:,.0f} effective parameters for {record.targets:,.0f} targets. Tune on validation "
+        "data instead: posterior.tune(validation_data); or use structure='full', or posterior.function_space(data), "
+        "which cannot count more than there are."
+    )
 
 
 def say_if_untuned(posterior: Laplace) -> None:

@@ -1,0 +1,5 @@
+"""The linearised view of neural networks: evidence, depth, functions, and the UCI tables."""
+
+from reproductions.experiment import Collection
+
+COLLECTION = Collection("reproductions.linearised", ("uci", "depth"))

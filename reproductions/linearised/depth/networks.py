@@ -1,0 +1,73 @@
+"""Networks of every depth that train: residual hidden layers, each scaled by 1/√(depth − 1).
+
+The first hidden layer maps inputs to the width, and every further one adds its activation to what came before, so that
+20 layers train as well as one, and the output layer follows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from reproductions.linearised.depth.config import Config
+from reproductions.linearised.depth.subjects import Subject
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+class Residual(nn.Module):
+    """x + scale · activation(W x + b)."""
+
+    def __init__(self, width: int, activation: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.linear, self.activation, self.scale = nn.Linear(width, width), activation, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.activation(self.linear(x))
+
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "sine": Sine}
+
+
+def mlp(inputs: int, outputs: int, depth: int, width: int, activation: str = "tanh") -> nn.Sequential:
+    act = ACTIVATIONS[activation]
+    scale = 1 / math.sqrt(max(depth - 1, 1))
+    hidden = [Residual(width, act(), scale) for _ in range(depth - 1)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), act(), *hidden, nn.Linear(width, outputs)).double()
+
+
+def convolutions(shape: tuple[int, ...], outputs: int, norm: bool) -> nn.Sequential:
+    """Two convolutions and a linear layer."""
+    inside = 16 * (shape[1] // 4) * (shape[2] // 4)
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 8, 3, padding=1), *([nn.BatchNorm2d(8)] if norm else []), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1), *([nn.BatchNorm2d(16)] if norm else []), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(inside, outputs),
+    ).double()  # fmt: skip
+
+
+def loss(subject: Subject, outputs: Tensor) -> Tensor:
+    """Mean of ½ (y − f)², or of −log p(y)."""
+    if subject.classes == 0:
+        return 0.5 * (outputs - subject.y).square().mean()
+    if subject.classes == 2:
+        return nn.functional.binary_cross_entropy_with_logits(outputs, subject.y)
+    return nn.functional.cross_entropy(outputs, subject.y)
+
+
+def trained(config: Config, network: nn.Module, subject: Subject) -> nn.Module:
+    """By Adam on all examples at once; the rate falls as a cosine."""
+    optimiser = torch.optim.Adam(network.parameters(), lr=config.rate)
+    network.train()
+    for step in range(config.steps):
+        optimiser.param_groups[0]["lr"] = config.rate * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+        optimiser.zero_grad()
+        decay = sum(p.square().sum() for p in network.parameters())
+        (loss(subject, network(subject.x)) + 0.5 * config.decay / len(subject.y) * decay).backward()
+        optimiser.step()
+    return network.eval()
