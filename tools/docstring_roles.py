@@ -1,4 +1,8 @@
-"""Griffe extension: roles such as ``:func:`whence.audit``` of docstrings become links into the reference."""
+"""Griffe extension: what docstrings need before they are shown.
+
+Roles such as ``:func:`whence.audit``` become links into the reference, and an entry of several arguments
+(``epochs, lr: …``) becomes one entry for each.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import griffe
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc|obj):`~?([^`]+)`")
 
+SEVERAL = re.compile(r"^    (?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)+):(?P<text>.*\n?(?:^(?: {5,}.*)?\n)*)", flags=re.M)
+
 
 def documented() -> set[str]:
     """Names that have a heading of their own in the reference."""
@@ -19,7 +25,7 @@ def documented() -> set[str]:
 
 
 class Roles(griffe.Extension):
-    """Replaces roles in every docstring."""
+    """Changes every docstring."""
 
     def __init__(self) -> None:
         self.names = documented()
@@ -32,6 +38,13 @@ class Roles(griffe.Extension):
                 return f"[`{name}`][{'.'.join(parts[:end])}]"
         return f"`{name}`"
 
+    @staticmethod
+    def _apart(match: re.Match[str]) -> str:
+        text = match["text"].rstrip("\n") + "\n"
+        return "".join(f"    {name}:{text}" for name in match["names"].split(", "))
+
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = ROLE.sub(self._linked, obj.docstring.value)
+            head, args, rest = obj.docstring.value.partition("\nArgs:\n")
+            value = head + args + SEVERAL.sub(self._apart, rest + "\n").rstrip("\n")
+            obj.docstring.value = ROLE.sub(self._linked, value)

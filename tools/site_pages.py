@@ -7,6 +7,7 @@ and the docstring below it.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r'(?P<before>\]\(|(?:src|href)=")(?P<path>[^)\s"#:]+)(?P<anchor>#[^)\s"]*)?(?=[)"])')
 FENCE = re.compile(r"(^ *```.*?^ *```[^\S\n]*$)", flags=re.M | re.S)
-NAMED = re.compile(r"^##+ `(whence[\w.]*)`.*$", flags=re.M)
+NAMED = re.compile(r"^(##+) `(whence[\w.]*)`.*$", flags=re.M)
 
 
 def in_site(path: str) -> str:
@@ -87,6 +88,20 @@ def source_of(uri: str) -> str:
     return uri if uri in outside() else f"docs/{uri}"
 
 
+def with_signatures(markdown: str) -> str:
+    """A page of the reference whose headings of names are the signatures and docstrings; modules without members."""
+    names = {name for _, name in NAMED.findall(markdown)}
+
+    def documented(match: re.Match[str]) -> str:
+        name, level = match[2], len(match[1])
+        options = {"heading_level": level}
+        if any(other.startswith(f"{name}.") for other in names):
+            options["members"] = False
+        return f"::: {name}\n    options: {json.dumps(options)}\n"
+
+    return NAMED.sub(documented, markdown)
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = expanded(config.nav or [])
     return config
@@ -115,5 +130,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
     if uri.startswith("reference/"):
-        markdown = NAMED.sub(r"\g<0>\n\n::: \g<1>\n", markdown)
+        markdown = with_signatures(markdown)
     return relinked(markdown, source_of(uri), uri)[0]
