@@ -1,6 +1,7 @@
 """Tutorials: a Python file with cells (``# %%``) is run, and kept as a notebook with its outputs.
 
-``python -m tools.notebooks docs/tutorials/pruning.py …`` runs the files and writes the notebooks beside them.
+``python -m tools.notebooks docs/tutorials/pruning.py …`` runs the files and writes the notebooks beside them; with
+``--text`` nothing is run: changed text is taken over, and outputs are kept if the code is the same.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import contextlib
 import html
 import io
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -113,6 +116,21 @@ def as_json(done: list[Cell]) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
+def with_text(path: Path) -> list[Cell]:
+    """The cells of a file with the outputs of its notebook, if its code is that of the notebook but for formatting."""
+    kept = [cell for cell in json.loads(path.with_suffix(".ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    done = cells(path)
+    code = [cell for cell in done if cell.kind == "code"]
+    before, now = ([ast.dump(ast.parse(source)) for source in sources] for sources in (
+        ["".join(cell["source"]) for cell in kept], [cell.source for cell in code]
+    ))  # fmt: skip
+    if before != now:
+        raise ValueError(f"the code of {path.name} has changed: run it again")
+    for cell, old in zip(code, kept, strict=True):
+        cell.outputs = old["outputs"]
+    return done
+
+
 def as_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
     """A notebook as a page, and its images by name."""
     parts: list[str] = []
@@ -141,16 +159,20 @@ def as_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
 def main() -> int:
     """Run tutorials, and write their notebooks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path)
-    for path in parser.parse_args().paths:
-        start = time.perf_counter()
-        try:
-            done = run(path)
-        except Exception:
-            traceback.print_exc()
-            return 1
-        path.with_suffix(".ipynb").write_text(as_json(done))
-        print(f"{path}: {time.perf_counter() - start:.0f} s")
+    parser.add_argument("paths", nargs="+", type=lambda path: Path(path).resolve())
+    parser.add_argument("--text", action="store_true", help="take over text, keep outputs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for path in options.paths:
+            start = time.perf_counter()
+            try:
+                done = with_text(path) if options.text else run(path)
+            except Exception:
+                traceback.print_exc()
+                return 1
+            path.with_suffix(".ipynb").write_text(as_json(done))
+            print(f"{path.name}: {time.perf_counter() - start:.0f} s")
     return 0
 
 
