@@ -109,7 +109,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add notebooks, pages outside docs/, and the figures and files that these link to."""
-    for path in files.src_uris:
+    for path in list(files.src_uris):
         if path.endswith(".ipynb"):
             files.remove(files.src_uris[path])
     pages = {uri: path.read_text() for uri, path in outside().items()}

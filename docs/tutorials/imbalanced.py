@@ -78,8 +78,9 @@ y = y[torch.cat(order)]
 # %%
 print(f"true share of severe cases {y.double().mean():.3f}")
 for name, probs in probabilities.items():
-    nll, auroc = metrics.nll(probs, y), metrics.auroc(probs[:, 1], y == 1)
-    print(f"{name:20} mean probability {probs[:, 1].mean():.3f}   NLL {nll}   AUROC {auroc}")
+    print(
+        f"{name:20} mean probability {probs[:, 1].mean():.3f}   NLL {metrics.nll(probs, y)}   AUROC {metrics.auroc(probs[:, 1], y == 1)}"
+    )
 
 # %% [markdown]
 # ## Decide by cost

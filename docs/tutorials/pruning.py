@@ -108,3 +108,13 @@ difference = right["small"] - right["whole"]
 error = difference.std() / len(difference) ** 0.5
 print(f"small {right['small'].mean():.2%}, whole {right['whole'].mean():.2%}")
 print(f"paired difference {difference.mean():+.2%} ± {1.96 * error:.2%}")
+
+# %% [markdown]
+# ## Decision
+#
+# **Remove 30% of the units by magnitude, and train the small network for two more epochs.**
+#
+# - Half of the weights go (105,866 become 52,180), in a plain dense network. Its accuracy differs by −0.23% ± 0.31% from that of the whole network, which is not significant; after two epochs of training for both it is 88.20% in both cases.
+# - Single weights can be masked much further: 80% by magnitude cost 0.47% ± 0.46%. That saves memory in a compressed file, and no time on usual hardware.
+# - **Magnitude wins here**, and by a wide margin: at 95% it keeps 0.830, saliency 0.640 and signal to noise 0.619. The posterior's criteria are no better an order to prune by on this network, so compare before you choose, with `prune_curve`. Removing weights at random destroys the network at 50%.
+# - The probabilities did not get worse: the ECE is 0.0458 before, 0.0441 after.

@@ -5,8 +5,9 @@
 
 # %% tags=["parameters"]
 dataset = "mnist"
-scenes = 1_000  # to train on
-epochs = 12
+scenes, held = 1_000, 80  # to train on; for validation, and to test on
+epochs = 10
+draws = 16
 
 # %%
 import torch
@@ -18,7 +19,7 @@ from whence import metrics, zoo
 
 torch.manual_seed(0)
 data = zoo.load(dataset, seed=0, normalise=False)
-side = 40
+side = 36
 
 
 def made(part, count, seed, clutter=0.0):
@@ -39,18 +40,19 @@ def made(part, count, seed, clutter=0.0):
     return images + clutter * torch.randn(images.shape, generator=generator), targets
 
 
-train, validation, test = made(data.train, scenes, 0), made(data.validation, 150, 1), made(data.test, 150, 2)
+train, validation, test = made(data.train, scenes, 0), made(data.validation, held, 1), made(data.test, held, 2)
 print(f"{(train[1] > 0).double().mean():.1%} of the pixels belong to a digit")
 
 
 # %%
-def block(inputs, outputs, dilation=1):
-    return [nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation), nn.ReLU()]
+def block(inputs, outputs):
+    return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
 
 
 network = nn.Sequential(
-    *block(1, 16), *block(16, 24, 2), *block(24, 24, 4), *block(24, 24, 8), *block(24, 24, 1), nn.Conv2d(24, 11, 1)
-)
+    *block(1, 16), nn.MaxPool2d(2), *block(16, 32), nn.MaxPool2d(2), *block(32, 48), *block(48, 48),
+    nn.Upsample(scale_factor=2), *block(48, 32), nn.Upsample(scale_factor=2), nn.Conv2d(32, 11, 3, padding=1),
+)  # fmt: skip
 optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
 for _ in range(epochs):
     for batch in torch.randperm(len(train[0])).split(32):
@@ -71,8 +73,8 @@ print(f"pixels right: {right.mean():.2%}, of those on digits {right[on_digits].m
 
 # %%
 posterior = whence.laplace(network, train, likelihood="classification", curvature="mc", progress=False)
-posterior = posterior.tune((validation[0][:60], validation[1][:60]), progress=False)
-prediction = posterior.predict(test[0])
+posterior = posterior.tune((validation[0][:24], validation[1][:24]), probes=draws // 2, progress=False)
+prediction = posterior.predict(test[0], num_samples=draws)
 print(prediction.entropy.shape)
 with torch.no_grad():
     plain = network(test[0]).softmax(1)
@@ -100,7 +102,7 @@ picture
 # %%
 wrong = prediction.labels != test[1]
 image_of = torch.arange(len(wrong)).view(-1, 1, 1).expand_as(wrong)
-some = slice(0, 60)
+some = slice(0, 40)
 print("AUROC of the entropy for wrong pixels", metrics.auroc(
     prediction.entropy[some].flatten(), wrong[some].flatten(), groups=image_of[some].flatten(), resamples=200
 ))  # fmt: skip
@@ -109,7 +111,7 @@ print("AUROC of the entropy for wrong pixels", metrics.auroc(
 # ## Where in the network?
 
 # %%
-posterior.where(test[0][:20], probes=8)
+posterior.where(test[0][:10], probes=4)
 
 # %% [markdown]
 # ## Which images go to a person?
@@ -123,7 +125,7 @@ def share_wrong(answers, targets):
     return ((answers != targets) & there).flatten(1).sum(1) / there.flatten(1).sum(1)
 
 
-before = posterior.predict(validation[0])
+before = posterior.predict(validation[0], num_samples=draws)
 rule = metrics.defer(before.entropy.flatten(1).mean(1), share_wrong(before.labels, validation[1]), coverage=0.8)
 checked = rule.check(uncertainty, share_wrong(prediction.labels, test[1]))
 print("answers", checked.coverage)
@@ -139,8 +141,8 @@ print("  deferred ", checked.deferred_error)
 
 # %%
 for clutter in (0.0, 0.1, 0.2, 0.3):
-    images, targets = made(data.test, 60, 3, clutter)
-    found = posterior.predict(images)
+    images, targets = made(data.test, held // 2, 3, clutter)
+    found = posterior.predict(images, num_samples=draws)
     deferred = (found.entropy.flatten(1).mean(1) > rule.threshold).double().mean()
     wrong_there = share_wrong(found.labels, targets).mean()
     print(f"noise {clutter:.1f}: {wrong_there:.1%} of digit pixels wrong, {deferred:.0%} of the images deferred")

@@ -6,8 +6,8 @@
 # %% tags=["parameters"]
 dataset = "uci/energy"
 rows = 100  # to train on (for the grid, 20 of them are for validation)
-splits = 6
-epochs = 200
+splits = 5
+epochs = 150
 grid = (1e-4, 1e-3, 1e-2, 1e-1)
 
 # %%
