@@ -1,4 +1,4 @@
-"""The pictures of docs/start.md, from the audit that its code makes: ``python -m tools.start_pictures``.
+"""The pictures of docs/start.md and of the front page, from the audit of Start: ``python -m tools.start_pictures``.
 
 Needs Chromium and Playwright.
 """
@@ -37,6 +37,11 @@ def main() -> None:
                 top = box["y"] + page.evaluate("window.scrollY")
                 clip = {"x": box["x"] - 16, "y": top + start, "width": box["width"] + 32, "height": height}
                 page.screenshot(path=DOCS / "images" / f"start-{name}.png", clip=clip, full_page=True)
+            page.evaluate("window.scrollTo(0, 0)")
+            page.add_style_tag(content="#quality, #conformal, #deferral { display: none }")
+            page.wait_for_timeout(500)
+            clip = {"x": 0, "y": 0, "width": 1200, "height": 1960}
+            page.screenshot(path=DOCS / "images" / "audit.png", clip=clip, full_page=True)
 
 
 if __name__ == "__main__":
