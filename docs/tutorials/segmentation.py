@@ -5,8 +5,8 @@
 
 # %% tags=["parameters"]
 dataset = "mnist"
-scenes, held = 1_000, 80  # to train on; for validation, and to test on
-epochs = 10
+scenes, held = 640, 60  # to train on; for validation, and to test on
+epochs = 8
 draws = 16
 
 # %%
@@ -53,9 +53,9 @@ network = nn.Sequential(
     *block(1, 16), nn.MaxPool2d(2), *block(16, 32), nn.MaxPool2d(2), *block(32, 48), *block(48, 48),
     nn.Upsample(scale_factor=2), *block(48, 32), nn.Upsample(scale_factor=2), nn.Conv2d(32, 11, 3, padding=1),
 )  # fmt: skip
-optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+optimiser = torch.optim.Adam(network.parameters(), lr=4e-3)
 for _ in range(epochs):
-    for batch in torch.randperm(len(train[0])).split(32):
+    for batch in torch.randperm(len(train[0])).split(16):
         optimiser.zero_grad()
         nn.functional.cross_entropy(network(train[0][batch]), train[1][batch]).backward()
         optimiser.step()
