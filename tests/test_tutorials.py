@@ -13,7 +13,7 @@ from tools.notebooks import as_json, as_markdown, cells, run, with_text
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 SMALL: dict[str, dict[str, Any]] = {
-    "image_classifier": {"dataset": "digits", "train_size": 200, "test_size": 150, "epochs": 3},
+    "image_classifier": {"dataset": "digits", "train_size": 150, "test_size": 100, "epochs": 2},
     "tabular_regression": {"dataset": "cubic", "columns": ["x"], "splits": 1, "epochs": 5, "gap": False},
     "imbalanced": {"folds": 2, "epochs": 3},
     "novelty_in_production": {
@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "pruning": {"dataset": "digits", "train_size": 200, "test_size": 100, "epochs": 2, "fractions": (0, 0.5)},
     "segmentation": {"dataset": "digits", "scenes": 32, "held": 8, "epochs": 1, "draws": 4},
-    "training_with_the_evidence": {"dataset": "cubic", "rows": 20, "splits": 1, "epochs": 60, "grid": (1e-3, 1e-2)},
+    "training_with_the_evidence": {"dataset": "cubic", "rows": 20, "splits": 1, "epochs": 45, "grid": (1e-3, 1e-2)},
 }
 
 
