@@ -24,7 +24,6 @@ SMALL: dict[str, dict[str, Any]] = {
         "epochs": 3,
     },
     "pruning": {"dataset": "digits", "train_size": 200, "test_size": 100, "epochs": 2, "fractions": (0, 0.5)},
-    "segmentation": {"dataset": "digits", "scenes": 32, "held": 8, "epochs": 1, "draws": 4},
     "training_with_the_evidence": {"dataset": "cubic", "rows": 20, "splits": 1, "epochs": 45, "grid": (1e-3, 1e-2)},
 }
 
