@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Image classifier
 #
-# You have a network that classifies images. How far can its probabilities be trusted, where does its uncertainty come from, and which images should go to a person? This tutorial answers these questions for a LeNet-5 on Fashion-MNIST, and ends with a rule for handing images over.
+# You have a network that classifies images. How far can its probabilities be trusted, where does its uncertainty come from, and which images should go to a person? This tutorial answers these questions for a small convolutional network on Fashion-MNIST, and ends with a rule for handing images over.
 
 # %% tags=["parameters"]
 dataset = "fashion-mnist"  # any set of whence.zoo with images
