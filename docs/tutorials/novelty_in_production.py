@@ -77,7 +77,7 @@ print(whence.novelty(posterior, faults["two dead columns"][:1], reference=refere
 # Whichever is best depends on the data. Here several are compared on one kind of fault. (A choice that is made on these inputs is made for these inputs.)
 
 # %%
-whence.compare_detectors(posterior, x, faults["two dead columns"], train=train, reference=reference)
+print(whence.compare_detectors(posterior, x, faults["two dead columns"], train=train, reference=reference))
 
 # %% [markdown]
 # ## From inputs to an alarm
