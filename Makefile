@@ -5,13 +5,14 @@ STAMP := $(VENV)/.installed
 WITNESS := $(VENV)/.witnesses
 unexport PYTHONDONTWRITEBYTECODE  # tests are rewritten and compiled once, not by every process again
 
-.PHONY: help demo test test-all lint types setup bench fuzz clean
+.PHONY: help demo test test-all lint types setup bench fuzz docs clean
 
 help:
 	@echo "make demo      train a small network, audit it, write the page (whence demo)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the same with the long comparisons"
 	@echo "make fuzz      random networks, calls, files and pages for an hour (SECONDS=600 for less)"
+	@echo "make docs      the documentation in build/site/index.html; warnings are errors"
 	@echo "make bench     speed and memory beside other libraries (half an hour)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -48,6 +49,9 @@ test-all: $(STAMP) $(WITNESS) lint types
 SECONDS ?= 3600
 fuzz: $(STAMP) $(WITNESS)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -23,7 +23,7 @@ def test_example(path: Path, capsys: pytest.CaptureFixture[str], tmp_path, monke
     assert len(capsys.readouterr().out) > 200
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_code_in_documents(path: Path, tmp_path, monkeypatch) -> None:
     """Python blocks of a page run from its top to its end."""
     monkeypatch.chdir(tmp_path)
