@@ -41,7 +41,7 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
         few = found.high is None or found.high > rules.too_wide
         doubt = "too few inputs to judge" if few else "the ECE is not significantly above 0"
         tone: Tone = "unknown" if few else "good"
-        lean = "" if few or not lean else f", but {lean}"
+        lean = "" if few or not lean else f"; {lean}"
         words = f"{words}; {doubt}{lean} (n = {record.data.counted(found.count)})."
     else:
         tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"

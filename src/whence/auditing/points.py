@@ -106,10 +106,8 @@ class Judge:
         if held and data.validation:
             words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."
         if between:
-            words += (
-                f" {found.between:,} of the test inputs are in the validation data, on which the prior and the "
-                "thresholds were chosen."
-            )
+            some = "1 test input is" if found.between == 1 else f"{found.between:,} test inputs are"
+            words += f" {some} in the validation data, on which the prior and the thresholds were chosen."
         rule = (
             f"Good up to {percent(rules.duplicates_mixed)} of the test or validation inputs, poor above "
             f"{percent(rules.duplicates_poor)}. Inputs are compared by content; near copies are not found."
