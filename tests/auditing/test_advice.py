@@ -81,7 +81,7 @@ def test_sensitivity_among_the_answered_is_counted() -> None:
     test = {row.target: row.test for row in record.deferral.rows if row.by_coverage}[0.8]
     assert test.error is not None and test.coverage.count is not None
     answered = round((test.coverage.value or 0) * test.coverage.count)
-    assert f"Of the {round((test.error.value or 0) * answered)} wrong answers that remain" in words
+    assert f"Of the {round((test.error.value or 0) * answered)} wrong answers that remain then" in words
     recall = classes_of(record)["ill"].recall
     assert recall is not None and f"{percent(recall.value)} among all" in words
 

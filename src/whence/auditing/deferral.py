@@ -57,7 +57,9 @@ def _of_labels(context: Context) -> Deferral:
         test.wrong.shape[1] if test.several else None,
         None if test.several or test.single else context.elements,
     )
-    return replace(found, words=(*_words(found, None), *_missed_words(context, held, test)))
+    first, *others = [*_words(found, None)] or [""]
+    words = (first, *_missed_words(context, held, test), *others)
+    return replace(found, words=tuple(one for one in words if one))
 
 
 def _missed_words(context: Context, held: Answers, test: Answers) -> Iterator[str]:
@@ -73,9 +75,9 @@ def _missed_words(context: Context, held: Answers, test: Answers) -> Iterator[st
     if every is None or found is None:
         return
     yield (
-        f"Of the {int((answered & wrong).sum()):,} wrong answers that remain, {int((kept & wrong).sum()):,} are missed "
-        f"`{names[context.positive]}`: the sensitivity is {percent(float(found))} among the answered inputs (95% "
-        f"interval {percent(found.low)} to {percent(found.high)}), {percent(float(every))} among all."
+        f"Of the {int((answered & wrong).sum()):,} wrong answers that remain then, {int((kept & wrong).sum()):,} are "
+        f"missed `{names[context.positive]}`: the sensitivity is {percent(float(found))} among the answered inputs "
+        f"(95% interval {percent(found.low)} to {percent(found.high)}), {percent(float(every))} among all."
     )
 
 
