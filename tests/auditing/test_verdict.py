@@ -62,8 +62,8 @@ def test_one_that_does_not_is_not_named_alone() -> None:
     assert found is not None and found.elsewhere == ((0.1, "b"),)
     assert "depends on the prior" in found.briefly() and "`a`" not in found.briefly()
     assert found.words() == (
-        "No layer has the largest share of the variance under every prior: `a` under this one (60%; 30% under the "
-        "prior alone), `b` under one ten times weaker."
+        "No layer has the largest share of the variance under every prior: layer `a` under this one (60%; 30% under "
+        "the prior alone), layer `b` under one ten times weaker."
     )
 
 

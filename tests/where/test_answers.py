@@ -71,7 +71,7 @@ def test_answers_hold_the_numbers_of_the_tables() -> None:
     kept = sorted(fewest.numbers["layers"], key=lambda n: rows[n].variance_share)
     assert fewest.numbers["share"] - rows[kept[0]].variance_share < 0.95, "none of them could be left out"
     unidentified = next(a for a in found.items if "unidentified" in a.question)
-    assert 1 in unidentified.numbers["units"]["0"] and "1 in `0`" in unidentified.words
+    assert 1 in unidentified.numbers["units"]["0"] and "1 in layer `0`" in unidentified.words
     elsewhere = found.items[-1]
     outside = posterior.where(5 * x).layers
     assert elsewhere.numbers["explained_outside"] == pytest.approx([row.explained for row in outside])

@@ -39,10 +39,9 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
     lean = _lean(record)
     if found.low is None or found.high is None or found.low <= rules.ece_negligible:
         few = found.high is None or found.high > rules.too_wide
-        doubt = "too few inputs to judge" if few else "the ECE is not significantly above 0"
+        doubt = "too few inputs to judge" if few else lean or "the ECE is not significantly above 0"
         tone: Tone = "unknown" if few else "good"
-        lean = "" if few or not lean else f"; {lean}"
-        words = f"{words}; {doubt}{lean} (n = {record.data.counted(found.count)})."
+        words = f"{words}; {doubt} (n = {record.data.counted(found.count)})."
     else:
         tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"
         words = f"{words}{f'; {lean}' if lean else ''} (n = {record.data.counted(found.count)})."
@@ -73,7 +72,7 @@ def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     tone: Tone = "poor" if apart > rules.answers_poor or point.is_poor else "mixed"
     side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
     words = (
-        f"{point.words} {'But answers' if point.is_good else 'Answers'} `{name}` are {side}confident: they state "
+        f"{point.words} Answers `{name}` are {side}confident: they state "
         f"{percent(row.confidence)} on average and are right in {percent(row.precision.value)}."
     )
     return replace(point, words=words, tone=tone)
@@ -91,8 +90,12 @@ def _with_classes(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     rows = (record.quality and record.quality.classes) or ()
     off = {row.name: (relative_error(row, rules), row) for row in rows}
     name, (error, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
-    if row is None or error < rules.class_mixed:
+    if row is None or not error:
         return point
+    if error < rules.class_mixed:
+        size, toward = points(abs(row.difference.value or 0.0)), "high" if (row.difference.value or 0.0) > 0 else "low"
+        words = f"{point.words} The mean probability of `{name}` is slightly too {toward}, by {size} percentage points."
+        return replace(point, words=words)
     tone: Tone = "poor" if error >= rules.class_poor or point.is_poor else "mixed"
     start = f"{point.words} {'But the' if point.is_good else 'The'}"
     words = f"{start} mean probability of `{name}` is {percent(row.predicted)}, its frequency {percent(row.frequency)}."

@@ -37,7 +37,7 @@ ABOUT = {
     "deviation.",
     Score.ABSOLUTE: "The interval is the predicted mean plus and minus a fixed distance.",
 }
-LIMITS = "Nothing is guaranteed for one class, for a group of inputs, or out of distribution."
+LIMITS = "Nothing is guaranteed for {part}a group of inputs, or out of distribution."
 TUNED = (
     " The prior was tuned on the same validation data, so the guarantee is approximate: tuning chooses one or two "
     "numbers with them, which cost less than half a percentage point of coverage in simulations."
@@ -60,37 +60,40 @@ def conformal_section(context: Context) -> ConformalSection:
         str(rules[0].score),
         ABOUT[rules[0].score],
         rules[0].guaranteed(" or ".join(map(percent, context.levels)) + _as_chosen(context)),
-        LIMITS + _limits(context),
+        LIMITS.format(part="one class, for " if context.task.has_labels else "") + _limits(context),
         rows,
-        (*_words(context, rules, rows), *_beside_answers(context, rules)),
+        (*_words(context, rules, rows), *_beside_answers(context, rows)),
     )
 
 
 def _limits(context: Context) -> str:
     """What weakens the guarantee for these data."""
     found, held = context.overlap, context.need("validation")
-    words = TUNED if context.posterior.summary().tuned_on == VALIDATION_DATA else ""
     if found is not None and found.validation:
-        words += (
+        return (
             f" {found.validation:,} of the {len(held):,} validation inputs are in the training data, so the guarantee "
-            "does not hold: the network is more certain of those than of new inputs."
+            "does not hold: errors on those are smaller than on new inputs."
         )
-    return words
+    return TUNED if context.posterior.summary().tuned_on == VALIDATION_DATA else ""
 
 
-def _beside_answers(context: Context, rules: Sequence[Conformal]) -> Iterator[str]:
-    """Whether the most probable answer alone is right as often as a level asks."""
+def _beside_answers(context: Context, rows: Sequence[ConformalRow]) -> Iterator[str]:
+    """Whether sets of some level add nothing to the most probable answer, which alone is right as often."""
     if not (isinstance(context.task, Classes) or context.two_names):
         return
     labels, targets = (t.reshape(-1).cpu() for t in (context.prediction("test").labels, context.need_targets("test")))
     right = float((labels == targets)[targets >= 0].double().mean())
-    low = [rule.level for rule in rules if rule.level <= right]
+    low = [row.level for row in rows if (row.level or 1.0) <= right and _at_most_one(row)]
     if low:
         asked = " and ".join(map(percent, low))
         yield (
-            f"The most probable answer alone is right in {percent(right)}, so sets at {asked} leave out answers rather "
-            f"than add any. `levels=({max(HIGHER, *low):g},)` asks for more."
+            f"The most probable answer alone is right in {percent(right)}, and sets at {asked} have one answer or "
+            f"none. For sets with more answers, run the audit with `levels=({max(HIGHER, *low):g},)`."
         )
+
+
+def _at_most_one(row: ConformalRow) -> bool:
+    return row.sets is not None and (row.sets.singletons or 0.0) + (row.sets.empty or 0.0) == 1
 
 
 def _as_chosen(context: Context) -> str:

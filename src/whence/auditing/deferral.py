@@ -186,7 +186,12 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
     def shown(value: float | None) -> str:
         return percent(value) if found.is_rate else quantity(value, unit)
 
-    before = f"If the most uncertain {percent(1 - covered.value, 0)} of the {covered.count:,} test {found.answers} are"
+    whole_inputs = "" if found.elements is None else "Whole inputs are deferred: "
+    first = "if" if whole_inputs else "If"
+    before = (
+        f"{whole_inputs}{first} the most uncertain {percent(1 - covered.value, 0)} of the {covered.count:,} test "
+        f"{found.answers} are"
+    )
     start = f"{before} deferred to a person, the {name} of the others"
     if some.high is not None and some.high < whole.value:
         intervals = [f"{shown(one.low)} to {shown(one.high)}" for one in (whole, some)]

@@ -262,7 +262,7 @@ def _compared(usual: str, rows: Sequence[Detector], scores: Mapping[str, Scores]
             said.append({usual, others[0].name})
     ahead = None if best.name == usual else _difference(best.name, usual, scores)
     chosen = best.name if ahead is not None and outcome_of(ahead) == "better" else usual
-    words.append(_advice(best.name, chosen, usual, ahead, {best.name, usual} in said))
+    words.append(_advice(best.name, chosen, usual, ahead, {best.name, usual} in said or usual in perfect))
     return DetectorChoice(
         chosen, _label(chosen), usual, tuple(words), limits(usual, scores["test"], images), best.name,
         Estimate.of(lead), others[0].name if others else None, Estimate.of(against), outcome,
@@ -293,7 +293,10 @@ def _won(best: Detector, second: Detector, lead: Measured, counts: tuple[int, in
     """``perfect``: how many detectors make no mistake."""
     start = f"With {counts[1]:,} out-of-distribution and {counts[0]:,} test inputs"
     if perfect > 1:
-        return f"{start}, {perfect} detectors separate all of them (AUROC 1), so these data cannot rank them."
+        return (
+            f"{start}, {perfect} detectors separate the two sets completely (AUROC 1), so these data cannot rank these "
+            "detectors."
+        )
     if outcome_of(lead) == "tied":
         return (
             f"{start}, {_called(best.name)} (AUROC {area(best.auroc.value, 3)}) and {_called(second.name)} "

@@ -40,9 +40,9 @@ class LeadingLayer:
                 if ends == (share, share):
                     span = ", also under priors ten times weaker and ten times stronger"
             return f"Layer `{self.name}` contributes the largest share of the variance ({share}{span}{alone})."
-        instead = " and ".join(f"`{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
+        instead = " and ".join(f"layer `{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
         return (
-            f"No layer has the largest share of the variance under every prior: `{self.name}` under this one "
+            f"No layer has the largest share of the variance under every prior: layer `{self.name}` under this one "
             f"({share}{alone}), {instead}."
         )
 
@@ -83,6 +83,6 @@ def location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | No
         if before - after > 0.01:
             words += (
                 f" For out-of-distribution inputs the part of the prior variance that training explains falls most in "
-                f"`{name}`, from {percent(before, 0)} to {percent(after, 0)}."
+                f"layer `{name}`, from {percent(before, 0)} to {percent(after, 0)}."
             )
     return Point("Source of the uncertainty", words, "note", "location")

@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from whence.auditing.calibration import relative_error, significant_sign
+from whence.auditing.calibration import relative_error, significant_sign, smallest
 from whence.auditing.points import Judge, is_negligible
 from whence.numerals import area, number, p_value, percent, points, with_interval
 from whence.report.formatting import quantity
@@ -78,6 +78,24 @@ class _Steps:
         two = len(rows) == 2 and self.record.quality is not None and self.record.quality.two_classes is not None
         return [min(found, key=lambda pair: pair[1].frequency or 0.0)] if two and found else found
 
+    @cached_property
+    def _answers_off(self) -> ClassCalibration | None:
+        """The class whose answers are furthest from what they state, if that counts."""
+        rows = (self.record.quality and self.record.quality.classes) or ()
+        row = max(rows, key=lambda one: smallest(one.overconfidence), default=None)
+        return row if row is not None and smallest(row.overconfidence) > self.rules.answers_mixed else None
+
+    @property
+    def _recalibrates(self) -> bool:
+        """Whether the advice is to use the plain network after recalibration."""
+        ece, quality = self.judge.metric("ece"), self.record.quality
+        if self._classes_off or self._answers_off or ece is None or quality is None or quality.baseline is None:
+            return False
+        better = ece.recalibrated is not None and (ece.recalibrated.value or 1.0) < (
+            (ece.bayesian or ece.recalibrated).value or 0.0
+        )
+        return self._rank("calibration") is not None and better and bool(significant_sign(quality.overconfidence))
+
     @property
     def _answers(self) -> str:
         return "probabilities" if self.judge.metric("ece") else "predictions"
@@ -115,7 +133,7 @@ class _Steps:
                 part,
                 "Keep test and validation data apart, and repeat the audit.",
                 f"{overlap.between:,} of {data.test.inputs:,} test inputs ({percent(part)}) are in the validation "
-                "data, so thresholds were chosen on the data that judge them.",
+                "data, so the thresholds were chosen on data that include them.",
             )
         if data.validation is None:
             yield _Step(
@@ -156,13 +174,13 @@ class _Steps:
         if quality is None:
             return
         for error, row in self._classes_off[:RARE]:
-            often = "often" if (row.predicted or 0.0) > (row.frequency or 0.0) else "rarely"
+            toward = "high" if (row.predicted or 0.0) > (row.frequency or 0.0) else "low"
             label = quality.baseline.label if quality.baseline else ""
             after = f"; after {label} {percent(row.recalibrated)}" if row.recalibrated is not None else ""
             yield _Step(
                 Rank.POOR if error >= self.rules.class_poor else Rank.MIXED,
                 min(error, 0.99),
-                f"Correct the probability of `{row.name}`, which is predicted too {often}: undo class weights, or "
+                f"Correct the probability of `{row.name}`, which is too {toward} on average: undo class weights, or "
                 "shift its logit until its mean probability is its frequency where the network is used.",
                 f"Mean probability {percent(row.predicted)}{after}; frequency {percent(row.frequency)} in the test "
                 "data.",
@@ -173,7 +191,18 @@ class _Steps:
             best, own = ece.recalibrated, ece.bayesian.value or 0.0
             if self._classes_off:
                 pass  # a temperature does not move the probability of one class: the step above comes first
-            elif best is not None and (best.value or 1.0) < own and quality.baseline is not None:
+            elif self._answers_off is not None:
+                row = self._answers_off
+                yield _Step(
+                    rank,
+                    own,
+                    f"Recalibrate class by class: answers `{row.name}` are right far "
+                    f"{'less' if side_of(row) > 0 else 'more'} often than they state, which one temperature does not "
+                    "correct.",
+                    f"They state {percent(row.confidence)} on average and are right in "
+                    f"{percent(row.precision and row.precision.value)}.",
+                )
+            elif self._recalibrates and best is not None and quality.baseline is not None:
                 yield _Step(
                     rank,
                     own,
@@ -223,11 +252,16 @@ class _Steps:
         if gain > USEFUL and error is not None and (error.high is None or error.high < before):
             name = "error rate" if found.is_rate else "RMSE"
             shown = [percent(v) if found.is_rate else quantity(v, self.record.unit) for v in (before, after)]
-            start = "Once the poor points are corrected, defer" if self.record.verdict.is_poor else "Defer"
+            words = f"Defer the most uncertain {found.answers} to a person; the deferral table has the thresholds."
+            if self.record.verdict.is_poor or self._recalibrates:
+                words = (
+                    f"Defer the most uncertain {found.answers} to a person, by thresholds from an audit that is "
+                    "repeated after the steps above: those of the deferral table are for the network as it is now."
+                )
             yield _Step(
                 Rank.GAIN,
                 gain,
-                f"{start} the most uncertain {found.answers} to a person; the deferral table has the thresholds.",
+                words,
                 f"When {percent(some.test.coverage.value, 0)} of the test {found.answers} are answered, the {name} "
                 f"falls from {shown[0]} to {shown[1]}.",
             )
@@ -288,8 +322,8 @@ class _Steps:
         if gain.low is None or gain.high is None or gain.value is None:
             return
         size = with_interval(gain.value, gain.low, gain.high, "nats", signed=True)
-        if self._classes_off:
-            return  # neither should be used before the class is corrected
+        if self._classes_off or self._recalibrates:
+            return  # neither should be used before the class is corrected; or that is said above
         if is_negligible(gain, self.rules.negligible):
             small = max(abs(gain.low), abs(gain.high)) <= self.rules.negligible * NEAR
             yield _Step(
@@ -298,8 +332,8 @@ class _Steps:
                 f"For {self._answers} alone the plain network after {quality.baseline.label} is enough; the posterior "
                 "adds novelty, layers and intervals."
                 if small
-                else f"For {self._answers} alone no gain from uncertain weights over the plain network after "
-                f"{quality.baseline.label} was shown; more test inputs would tell.",
+                else f"If you need {self._answers} only: uncertain weights showed no significant gain over the plain "
+                f"network after {quality.baseline.label}; more test inputs may show one.",
                 f"No significant difference in log loss ({size}).",
             )
         elif gain.value > 0:
@@ -324,14 +358,19 @@ def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference
 
 def _beside_the_rest(name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> str:
     shown = [
-        f"`{group.name}` {points(d.difference.value or 0.0, signed=True)} percentage points (p = {p_value(d.p)})"
+        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` (p = {p_value(d.p)})"
         if d.is_share
-        else f"`{group.name}` {'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)} "
+        else f"{'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)} for `{group.name}` "
         f"(p = {p_value(d.p)})"
         for group, d in rows[:GROUPED]
     ]
     more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""
-    return f"{name[0].upper()}{name[1:]}, beside the rest: {', '.join(shown)}{more}."
+    return f"{name[0].upper()}{name[1:]}, compared with the rest: {', '.join(shown)}{more}."
+
+
+def side_of(row: ClassCalibration) -> float:
+    """Positive where the answers of a class are overconfident."""
+    return (row.overconfidence and row.overconfidence.value) or 0.0
 
 
 def _error(row: DeferralRule | None) -> float | None:

@@ -104,5 +104,5 @@ def _words(sets: dict[str, Found], level: float, size: int, combined: float | No
             part = first.count(most) / len(first)
             yield (
                 f"Of the {len(first):,} out-of-distribution inputs that novelty over all layers flags, "
-                f"{percent(part, 0)} differ most in `{most}`."
+                f"{percent(part, 0)} differ most in layer `{most}`."
             )

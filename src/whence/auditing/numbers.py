@@ -130,8 +130,8 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
         )
     elif not histogram.outside:
         yield (
-            "All bars of the histogram of F(true value) are within the band that is expected by chance: nothing in "
-            "these data speaks against the shape of the predictive distribution."
+            "All bars of the histogram of F(true value) are within the band that is expected by chance, and no level's "
+            "coverage is off significantly (corrected for the number of levels)."
         )
     said = ""
     if histogram.outside:

@@ -192,7 +192,8 @@ class Judge:
         good, poor = self.rules.errors_good, self.rules.errors_poor
         implied = None if self.record.quality is None else self.record.quality.implied_error_auroc
         tone = graded(auroc, good, poor)
-        words = f"Its uncertainty ranks wrong answers above correct ones with an AUROC of {area(auroc.value)}"
+        what = self.record.data.elements or "answers"
+        words = f"Its uncertainty ranks wrong {what} above correct ones with an AUROC of {area(auroc.value)}"
         if implied is not None:
             words += f"; its stated confidences imply {area(implied)}"
             if tone == "mixed" and (auroc.value or 0.0) >= poor and (auroc.high or 0.0) >= implied:

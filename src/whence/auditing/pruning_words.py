@@ -39,7 +39,8 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
         return (
             f"The network with all its weights answers {percent(whole.accuracy)} of the inputs correctly"
             f"{_count(whole)}, {_beside(whole.accuracy, chance)} always giving the most frequent answer "
-            f"({percent(chance)}), so its accuracy cannot show what pruning costs."
+            f"({percent(chance)}), so an accuracy that stays the same does not show that pruning costs nothing: see "
+            "the log loss in the table."
         )
     curves = {by: sorted((r for r in rows if r.by == by), key=lambda r: r.sparsity) for by in _criteria(rows)}
     kept = {by: _acceptable(curve, whole) for by, curve in curves.items()}
@@ -55,7 +56,7 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
         words += f"; at random, {percent(random, 0) if random else 'none'}"
     words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if _may_exceed(last, whole):
-        words += " A larger loss than that cannot be excluded."
+        words += f" It cannot be excluded that {_loss(whole)} then."
     if following is not None:
         words += f" With {percent(following.sparsity, 0)} removed it {_moved(following, whole)}."
         if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
@@ -64,7 +65,7 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
 
 
 def _beside(accuracy: float, chance: float) -> str:
-    return f"at most {points(LOST)} percentage points more than" if accuracy > chance else "no more than"
+    return f"only {points(accuracy - chance)} percentage points more than" if accuracy > chance else "no more than"
 
 
 def _criteria(rows: Sequence[PruneRow]) -> list[str]:

@@ -136,11 +136,9 @@ def _last_layer(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Ans
     explained = 1 - float(sums.variance[index] / sums.prior[index])
     few = scorer.scores([last])
     words = (
-        f"{_enough(share, few, whole)}: `{last}` contributes {percent(share)} of the variance, and training reduced "
-        "its "
-        f"prior variance by {percent(explained, 0)}. With its weights alone uncertain, {len(scorer.y):,} test inputs "
-        "have "
-        f"{_change(few, whole)}."
+        f"{_enough(share, few, whole)}: layer `{last}` contributes {percent(share)} of the variance, and training "
+        f"reduced its prior variance by {percent(explained, 0)}. With its weights alone uncertain, "
+        f"{len(scorer.y):,} test inputs have {_change(few, whole)}."
     )
     if few["nll"] < whole["nll"] - SAME_NLL:
         words += " It predicts better alone, so the prior of the other layers may be too weak; tune it."
@@ -189,7 +187,7 @@ def _unidentified(posterior: Laplace) -> Answer:
         dead[block.name] = (mean < UNIDENTIFIED).nonzero().flatten().tolist()
     least = min(layers, key=layers.__getitem__)
     places = sorted(((len(units), name) for name, units in dead.items() if units), reverse=True)
-    where = ", ".join(f"{count:,} in `{name}`" for count, name in places[:NAMED])
+    where = ", ".join(f"{count:,} in layer `{name}`" for count, name in places[:NAMED])
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     words = (
         f"In {sum(map(len, dead.values())):,} of {total:,} units training reduced the variance of the weights by less "
@@ -225,7 +223,7 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     most = int(drop.argmax())
     place = "the same layers" if moved < 0.1 else "other layers"
     falls = (
-        f"The part of the prior variance that training explains falls most in `{inside.names[most]}`, from "
+        f"The part of the prior variance that training explains falls most in layer `{inside.names[most]}`, from "
         f"{percent(float(explained[0][most]), 0)} to {percent(float(explained[1][most]), 0)}"
         if float(drop[most]) > 0.01
         else "The part of the prior variance that training explains does not fall in any layer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -281,6 +282,12 @@ class Novelty:
     detectors: tuple[Detector, ...] | None
     words: Sentences
     choice: DetectorChoice | None = None
+
+    @property
+    def expected(self) -> float:
+        """The share of inputs like the reference that is flagged: p-values are multiples of 1 / (reference + 1)."""
+        possible = self.reference + 1
+        return math.floor((self.level or 0.0) * possible + 1e-9) / possible
 
 
 @dataclass(frozen=True)
