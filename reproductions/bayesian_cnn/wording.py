@@ -24,6 +24,18 @@ def by_seed(units: Values) -> dict[str, dict[str, Values]]:
     return found
 
 
+Cells = dict[str, dict[str, dict[str, Values]]]
+
+
+def by_cell(units: Values, separator: str = "/") -> Cells:
+    """Units named ``cell/method/seed`` as cell → method → seed → value."""
+    found: Cells = {}
+    for name, seeds in by_seed(units).items():
+        cell, _, method = name.partition(separator)
+        found.setdefault(cell, {})[method] = seeds
+    return found
+
+
 def shown(values: Sequence[float], digits: int = 3, factor: float = 1.0) -> str:
     """The mean with its interval over seeds; of one seed the value alone."""
     if not values:

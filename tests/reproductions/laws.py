@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,34 @@ import pytest
 from reproductions.command import run
 from reproductions.experiment import Collection, Experiment
 from reproductions.ritter2018 import COLLECTION
-from reproductions.store import read
+from reproductions.store import Values, read, values
 
 
 def quick(name: str, folder: Path, collection: Collection = COLLECTION) -> Path:
     assert run(collection, [name, "--quick", "--device", "cpu", "--out", str(folder), "--no-progress"]) == 0
     return folder
+
+
+class Folders(dict[str, Path]):
+    """The small version of each experiment of a collection, made when a test asks for it first."""
+
+    def __init__(self, collection: Collection, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._collection, self._factory = collection, factory
+
+    def __missing__(self, name: str) -> Path:
+        folder = quick(name, self._factory.mktemp(name), self._collection)
+        self[name] = in_order(name, folder, self._collection)
+        return folder
+
+
+def units_of(folder: Path) -> Values:
+    """A copy, which a test may change."""
+    return copy.deepcopy(values(read(folder / "results.json")))
+
+
+def verdict(experiment: Experiment, units: Values, words: str) -> str:
+    return next(claim.verdict for claim in experiment.claims(units) if words in claim.claim)
 
 
 KEPT = ["kept", pytest.param("fresh", marks=pytest.mark.slow)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from PIL import Image
 from reproductions import readme
 from reproductions.bayesian_cnn import COLLECTION
 from reproductions.bayesian_cnn.plan import PLAN
-from reproductions.store import Values, read, values
+from reproductions.store import Values, read
 from tests.reproductions import laws
 
 PICTURES = {
@@ -28,24 +27,15 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Made when a test asks for it first."""
-    made: dict[str, Path] = {}
-
-    class Folders(dict[str, Path]):
-        def __missing__(self, name: str) -> Path:
-            folder = laws.quick(name, tmp_path_factory.mktemp(name), COLLECTION)
-            self[name] = laws.in_order(name, folder, COLLECTION)
-            return folder
-
-    return Folders(made)
+    return laws.Folders(COLLECTION, tmp_path_factory)
 
 
 def units_of(folders: dict[str, Path], name: str) -> Values:
-    return copy.deepcopy(values(read(folders[name] / "results.json")))
+    return laws.units_of(folders[name])
 
 
 def verdict(name: str, units: Values, words: str) -> str:
-    return next(c.verdict for c in COLLECTION.experiment(name).claims(units) if words in c.claim)
+    return laws.verdict(COLLECTION.experiment(name), units, words)
 
 
 @pytest.mark.parametrize("name", COLLECTION.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reproductions.bayesian_cnn.claims.tables import grouped
+from reproductions.bayesian_cnn.wording import by_cell
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, RED, layer_colours, save, subplots
 
@@ -12,7 +12,7 @@ KINDS = {"aleatoric": BLUE, "epistemic": RED}
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
-    cells = grouped(units)
+    cells = by_cell(units, ", ")
     figure, axes = subplots(1, len(cells), size=(3.6, 2.8), squeeze=False)
     for axis, (cell, fractions) in zip(axes[0], cells.items(), strict=True):
         for kind, colour in KINDS.items():

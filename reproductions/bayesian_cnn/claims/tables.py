@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from reproductions.bayesian_cnn.wording import SLIDES, by_seed, judged, paired, shown, table
+from reproductions.bayesian_cnn.wording import SLIDES, by_cell, judged, paired, shown, table
 from reproductions.claims import Claim, Interval, below, interval, within
 from reproductions.store import Values
 
@@ -17,17 +17,6 @@ INITIALISED = "slides, parameter initialization"
 BACKGROUND = "slides, aleatoric and epistemic uncertainty"
 KINDS = ("epistemic", "aleatoric")
 SAME = 0.1  # relative change that counts as none
-
-Cells = dict[str, dict[str, dict[str, Values]]]
-
-
-def grouped(units: Values) -> Cells:
-    """cell → fraction → seed → value."""
-    found: Cells = {}
-    for name, seeds in by_seed(units).items():
-        cell, _, fraction = name.partition(", ")
-        found.setdefault(cell, {})[fraction] = seeds
-    return found
 
 
 def ranked(first: list[float], second: list[float]) -> float:
@@ -78,7 +67,7 @@ def since_start(value: Values) -> float:
 
 
 def claims(units: Values) -> list[Claim]:
-    cells = grouped(units)
+    cells = by_cell(units, ", ")
     found: list[Claim] = []
     for cell, fractions in cells.items():
         for less, more in pairwise(fractions):
@@ -111,7 +100,7 @@ def claims(units: Values) -> list[Claim]:
 
 def tables(units: Values) -> str:
     rows = []
-    for cell, fractions in grouped(units).items():
+    for cell, fractions in by_cell(units, ", ").items():
         for fraction, seeds in fractions.items():
             some = list(seeds.values())
             columns = [shown([v[key] for v in some], 4) for key in ("aleatoric", "epistemic", "entropy", "accuracy")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from reproductions.bayesian_cnn.classification.tables import SHOWN, grouped
+from reproductions.bayesian_cnn.classification.tables import SHOWN
+from reproductions.bayesian_cnn.wording import by_cell
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, ORANGE, PURPLE, SKY, save, subplots
 
@@ -15,7 +16,7 @@ PANELS = {"accuracy": ("accuracy, %", 100), "nll": ("NLL", 1), "ece": ("ECE, %",
 
 def figures(units: Values, folder: Path) -> list[Path]:
     """Each cell on scales of its own: a point for each seed, a bar at the mean."""
-    cells = grouped(units)
+    cells = by_cell(units)
     figure, axes = subplots(len(cells), len(PANELS), size=(3.2, 1.25), squeeze=False)
     for line, (cell, methods) in zip(axes, cells.items(), strict=True):
         for axis, (key, (label, factor)) in zip(line, PANELS.items(), strict=True):

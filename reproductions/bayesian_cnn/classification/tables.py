@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from reproductions.bayesian_cnn.wording import SLIDES, by_seed, judged, paired, shown, table
+from reproductions.bayesian_cnn.wording import SLIDES, Cells, by_cell, judged, paired, shown, table
 from reproductions.claims import Claim, Verdict, above, below
 from reproductions.store import Values
 
@@ -21,20 +21,9 @@ COLUMNS = {
 }  # fmt: skip
 POINTS = 0.01  # of accuracy that count as comparable
 
-Groups = dict[str, dict[str, dict[str, Values]]]
-
-
-def grouped(units: Values) -> Groups:
-    """cell → method → seed → value."""
-    found: Groups = {}
-    for name, seeds in by_seed(units).items():
-        cell, _, method = name.partition("/")
-        found.setdefault(cell, {})[method] = seeds
-    return found
-
 
 def claims(units: Values) -> list[Claim]:
-    cells = grouped(units)
+    cells = by_cell(units)
     found: list[Claim] = []
 
     def compared(words: str, one: str, other: str, score: str, judge, digits: int = 2, factor: float = 100.0) -> None:  # type: ignore[no-untyped-def]
@@ -62,7 +51,7 @@ def claims(units: Values) -> list[Claim]:
 
 
 def tables(units: Values) -> str:
-    cells = grouped(units)
+    cells = by_cell(units)
     rows = []
     for cell, methods in cells.items():
         for method, seeds in methods.items():
@@ -81,7 +70,7 @@ def tables(units: Values) -> str:
     return "\n\n".join(["### Scores", table(head, rows), note, _costs(cells), "![Accuracy](accuracy.png)"])
 
 
-def _costs(cells: Groups) -> str:
+def _costs(cells: Cells) -> str:
     rows = []
     for cell, methods in cells.items():
         for method, seeds in methods.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from reproductions.bayesian_cnn.pruning.tables import NAMES, grouped
+from reproductions.bayesian_cnn.pruning.tables import NAMES
+from reproductions.bayesian_cnn.wording import by_cell
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, YELLOW, save, subplots
 
@@ -13,7 +14,7 @@ COLOURS = dict(zip(NAMES, (SKY, GREEN, BLACK, ORANGE, BLUE, PURPLE, RED, YELLOW)
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
-    cells = grouped(units)
+    cells = by_cell(units)
     figure, axes = subplots(1, len(cells), size=(3.3, 2.9), squeeze=False)
     for axis, (cell, sources) in zip(axes[0], cells.items(), strict=True):
         for (source, by), label in NAMES.items():

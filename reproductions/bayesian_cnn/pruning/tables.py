@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reproductions.bayesian_cnn.wording import SLIDES, by_seed, judged, paired, shown, table
+from reproductions.bayesian_cnn.wording import SLIDES, by_cell, judged, paired, shown, table
 from reproductions.claims import Claim, above, interval
 from reproductions.store import Values
 
@@ -17,16 +17,6 @@ NAMES = {
     ("bayesian, l1", "snr"): "Bayesian with L1, signal to noise",
     ("bayesian, l1", "magnitude"): "Bayesian with L1, magnitude",
 }  # fmt: skip
-Cells = dict[str, dict[str, dict[str, Values]]]
-
-
-def grouped(units: Values) -> Cells:
-    """cell → source → seed → value."""
-    found: Cells = {}
-    for name, seeds in by_seed(units).items():
-        cell, _, source = name.partition("/")
-        found.setdefault(cell, {})[source] = seeds
-    return found
 
 
 def at(curve: Values, fraction: float, column: str = "test") -> float:
@@ -55,7 +45,7 @@ def cost(value: Values, by: str) -> float:
 
 
 def claims(units: Values) -> list[Claim]:
-    cells = grouped(units)
+    cells = by_cell(units)
     found: list[Claim] = []
 
     def kept(words: str, source: str, by: str) -> None:
@@ -103,7 +93,7 @@ def equal_size(sources: Mapping[str, dict[str, Values]]):  # type: ignore[no-unt
 
 def tables(units: Values) -> str:
     rows = []
-    for cell, sources in grouped(units).items():
+    for cell, sources in by_cell(units).items():
         for (source, by), label in NAMES.items():
             some = list(sources.get(source, {}).values())
             if not some:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from reproductions.bayesian_cnn.superresolution.tables import SHOWN, grouped
+from reproductions.bayesian_cnn.superresolution.tables import SHOWN
+from reproductions.bayesian_cnn.wording import by_cell
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, ORANGE, RED, save, subplots
 
@@ -16,7 +17,7 @@ COLOURS = {"plain": BLACK, "dropout": ORANGE, "variational": BLUE, "laplace": RE
 
 
 def figures(units: Values, folder: Path) -> list[Path]:
-    tasks = grouped(units)
+    tasks = by_cell(units)
     made = [_curves(tasks, folder / "sparsification.png")]
     return [*made, _maps(tasks, folder / "maps.png")]
 

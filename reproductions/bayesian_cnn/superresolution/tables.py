@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from reproductions.bayesian_cnn.wording import SLIDES, by_seed, judged, paired, shown, table
+from reproductions.bayesian_cnn.wording import SLIDES, Cells, by_cell, judged, paired, shown, table
 from reproductions.claims import Claim, above, below, interval
 from reproductions.store import Values
 
@@ -14,20 +14,10 @@ SHOWN = {
 }  # fmt: skip
 COLUMNS = {"psnr": 2, "ssim": 4, "nll": 3, "correlation": 3, "ause": 3}
 HEAD = ("PSNR, dB", "SSIM", "NLL of a pixel", "correlation of error and uncertainty", "AUSE")
-Tasks = dict[str, dict[str, dict[str, Values]]]
-
-
-def grouped(units: Values) -> Tasks:
-    """task → method → seed → value."""
-    found: Tasks = {}
-    for name, seeds in by_seed(units).items():
-        task, _, method = name.partition("/")
-        found.setdefault(task, {})[method] = seeds
-    return found
 
 
 def claims(units: Values) -> list[Claim]:
-    tasks = grouped(units)
+    tasks = by_cell(units)
     found: list[Claim] = []
     for method in ("variational", "dropout", "laplace"):
         label = SHOWN[method]
@@ -47,7 +37,7 @@ def claims(units: Values) -> list[Claim]:
 
 
 def tables(units: Values) -> str:
-    tasks, rows = grouped(units), []
+    tasks, rows = by_cell(units), []
     for task, methods in tasks.items():
         for method, seeds in methods.items():
             some = list(seeds.values())
@@ -64,7 +54,7 @@ def tables(units: Values) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _regions(tasks: Tasks) -> str:
+def _regions(tasks: Cells) -> str:
     """Shares of the layers, Laplace."""
     rows = []
     for task, methods in tasks.items():
