@@ -192,9 +192,9 @@ class Context:
             return self.validation_prediction
         if self.in_one_pass and len(self.profiled[name]) == len(whole) and (name != "validation" or self._unvalidated):
             return self.examined(name).prediction()
-        return self.posterior.predict(whole.inputs, **self._by_draws())
+        return self.posterior.predict(whole.inputs, **self.by_draws())
 
-    def _by_draws(self) -> dict[str, Any]:
+    def by_draws(self) -> dict[str, Any]:
         """Options of predictions by draws, with fixed draws."""
         if self.posterior.usual_method is Method.LINEARISED:
             return {}

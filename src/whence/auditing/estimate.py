@@ -20,6 +20,7 @@ BACKWARD = 3.0  # a training step, in forward passes
 COLUMNS = 16  # where random columns replace many outputs
 MANY = 100  # outputs up to which curvature is exact by default
 PRUNED = 51  # networks of a pruning curve
+ATTRIBUTED = 3.0 * 22 * 10  # predictions: with their gradients, of the inputs shown and those of the check, by steps
 FEATURES = 5_000  # training inputs that other detectors read
 
 
@@ -46,6 +47,7 @@ class AuditSize:
             "examine": 1.5 * one * (few.get("test", 0) + few.get("validation", 0)),
             "quality": 1.5 * one * few.get("ood", 0),
             "profile": 2 * one * (few.get("test", 0) + few.get("ood", 0)),
+            "attribution": ATTRIBUTED * one if self.outputs <= MANY else 0.0,
             "novelty": float(min(self.train or 0, FEATURES)),
             "pruning": float(PRUNED * few.get("test", 0)),
         }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.auditing.attributed import attributed
 from whence.auditing.comparison import comparison
 from whence.auditing.conformal import LEVELS, check_levels, conformal_section
 from whence.auditing.context import Context
@@ -60,6 +61,7 @@ SECTIONS: dict[str, Callable[[Context], Any]] = {
     "sensitivity": sensitivity,
     "maps": weight_maps,
     "inputs": shown_inputs,
+    "attribution": attributed,
     "novelty": novelty,
     "pruning": pruning,
     "answers": answers,
@@ -146,8 +148,8 @@ def audit(
         device: where to compute; by default where the model is.
         execution: how the fit is run, see :class:`whence.Execution`; a posterior keeps its own.
         quick: a first look, in a fraction of the time: sampled curvature (unless ``curvature`` is given), at most
-            300 examples of each set, 250 of them for tuning, no pruning curve (unless ``sections`` asks
-            for it). The page says so.
+            300 examples of each set, 250 of them for tuning, no pruning curve and no attributions (unless
+            ``sections`` asks for them). The page says so.
         rules: the thresholds of the verdict, see :class:`whence.VerdictRules`.
         progress: whether to show a progress bar, with the time left.
         on_step: called with the name of each step before it begins, its number, and the number of steps.
@@ -230,7 +232,7 @@ def audit(
 
 def _chosen(sections: Sequence[str] | None, missing: dict[str, bool], quick: bool) -> list[str]:
     if sections is None:
-        left_out = {**missing, "pruning": quick}
+        left_out = {**missing, "attribution": quick, "pruning": quick}
         return [name for name in SECTIONS if not left_out.get(name)]
     if isinstance(sections, str):
         raise BadOption(f"sections={sections!r} is one name; pass a list: [{sections!r}].")

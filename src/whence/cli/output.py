@@ -48,6 +48,7 @@ STEPS = {
     "sensitivity": "varying the prior",
     "maps": "computing weight maps",
     "inputs": "finding the most uncertain inputs",
+    "attribution": "attributing uncertainty to parts of inputs",
     "novelty": "measuring novelty",
     "pruning": "pruning",
     "answers": "writing the answers",

@@ -105,14 +105,15 @@ class Attribution:
         labels = [_label(place, names) for place in places]
         return Table({"part": labels, "attribution": flat[order].tolist()}, f"input {index}, of={self.of.value!r}")
 
-    def sanity_check(self, seed: int = 0) -> Table:
+    def sanity_check(self, seed: int = 0, *, cascade: bool = True) -> Table:
         """Attributions again with randomised weights: from the last layer on, one layer more in every row.
 
-        ``correlation`` is Spearman's rank correlation of the absolute attributions with the original ones, averaged
-        over the inputs. It falls for an attribution that depends on what the network has learned (Adebayo et al.
-        2018); one that stays high shows the inputs, not the network.
+        ``cascade=False`` randomises all layers at once, in a single row. ``correlation`` is Spearman's rank
+        correlation of the absolute attributions with the original ones, averaged over the inputs. It falls for an
+        attribution that depends on what the network has learned (Adebayo et al. 2018); one that stays high shows the
+        inputs, not the network.
         """
-        return _sanity_check(self, seed)
+        return _sanity_check(self, seed, cascade)
 
     def plot(self, index: int = 0, *, names: Any = None, ax: Any = None) -> Any:
         """A map beside the image, or bars for the columns or tokens with the largest attributions."""
@@ -349,17 +350,19 @@ def _inputs_that_fit(posterior: Posterior, inputs: Inputs, asked: Asked) -> int:
     return max(1, min(size_of(inputs), BUDGETS * sizes().one_tensor(device) // max(stored, 1)))
 
 
-def _sanity_check(found: Attribution, seed: int) -> Table:
+def _sanity_check(found: Attribution, seed: int, cascade: bool) -> Table:
     posterior = copy.deepcopy(found.posterior)
     generator = torch.Generator().manual_seed(seed)
     rows: dict[str, list[Any]] = {"randomised": ["nothing"], "layers": [0], "correlation": [1.0]}
-    values = found.values
-    for count, (name, own) in enumerate(reversed(posterior.layers().items()), 1):
+    values, layers = found.values, list(reversed(posterior.layers().items()))
+    for count, (name, own) in enumerate(layers, 1):
         for network in posterior.snapshots:
             network.overwrite({n: _permuted(network.params[n], generator) for n in own})
+        if not cascade and count < len(layers):
+            continue
         values = torch.cat([_of_piece(posterior, piece, found.asked).values for piece in found.pieces])
         pairs = zip(found.values.flatten(1).abs().double(), values.flatten(1).abs().double(), strict=True)
-        rows["randomised"].append(name if count == 1 else f"… and {name}")
+        rows["randomised"].append(name if count == 1 else f"… and {name}" if cascade else "all layers")
         rows["layers"].append(count)
         rows["correlation"].append(sum(spearman(a.cpu(), b.cpu()) for a, b in pairs) / len(values))
     if torch.equal(values, found.values):

@@ -100,7 +100,7 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
     values = _array(found.predicted)
     if found.kind == "numbers":
         low, high = (float(end(values)) for end in (np.nanmin, np.nanmax))
-        picture = _png(_coloured((values - low) / ((high - low) or 1.0)))
+        picture = picture_of(_coloured((values - low) / ((high - low) or 1.0)))
         return Picture(f"predicted, {number(low)} to {number(high)}", picture, "Map of the predicted values")
     order = list(scales.classes)
     colours = theme.layer_colours(max(len(order), 2))
@@ -109,7 +109,9 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
     mine = [c for c in order if (values == c).any()]
     names = found.names or tuple(map(str, range(max(order) + 1)))
     key = tuple((_hex(table[c]), names[c]) for c in mine[:NAMED])
-    return Picture("predicted", _png(levels), "Map of the predicted classes", None, key, max(0, len(mine) - NAMED))
+    return Picture(
+        "predicted", picture_of(levels), "Map of the predicted classes", None, key, max(0, len(mine) - NAMED)
+    )
 
 
 def _scaled(label: str, alt: str, grid: Grid, high: float, root: bool = False) -> Picture:
@@ -117,7 +119,7 @@ def _scaled(label: str, alt: str, grid: Grid, high: float, root: bool = False) -
     values, most = _array(grid), high
     if root:
         values, most = np.sqrt(np.clip(values, 0, None)), math.sqrt(high)
-    return Picture(label, _png(_coloured(values / most)), alt, most)
+    return Picture(label, picture_of(_coloured(values / most)), alt, most)
 
 
 def _marked(label: str, grid: Grid) -> Picture:
@@ -127,7 +129,7 @@ def _marked(label: str, grid: Grid) -> Picture:
     levels = np.empty((*parts.shape, 4), dtype=np.uint8)
     levels[..., :3] = np.where(unknown[..., None], UNKNOWN, WRONG)
     levels[..., 3] = np.where(unknown, 255, (255 * np.clip(parts, 0, 1)).round())
-    return Picture(label, _png(levels), "Map of the errors", None, ERRORS)
+    return Picture(label, picture_of(levels), "Map of the errors", None, ERRORS)
 
 
 def _array(grid: Grid) -> Any:
@@ -153,7 +155,8 @@ def _hex(rgb: Sequence[int]) -> str:
     return "#" + "".join(f"{part:02x}" for part in rgb)
 
 
-def _png(levels: Any) -> str:
+def picture_of(levels: Any) -> str:
+    """Levels [h, w, 3 or 4] as PNG data."""
     store = io.BytesIO()
     image = need("PIL.Image", "report")
     image.fromarray(np.ascontiguousarray(levels.astype(np.uint8))).save(store, "PNG", optimize=True)

@@ -17,6 +17,7 @@ from whence.errors import need
 from whence.report import formatting, uncertainty
 from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
+from whence.report.page.attributed import attributed_columns, attribution_picture, token_styles
 from whence.report.page.charts import CRITERIA, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
 from whence.report.page.layer_charts import layers_with
@@ -104,7 +105,8 @@ def _environment() -> Any:
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
-        "used": glossary.used,
+        "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
+        "token_parts": token_styles,
     }  # fmt: skip
     return made
 

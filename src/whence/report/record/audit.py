@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from whence.report.record.attributions import Attributions
 from whence.report.record.common import (
     Bins,
     Count,
@@ -281,3 +282,4 @@ class AuditRecord(Header):
     conformal: ConformalSection | None = None
     unit: str | None = None  # of all predicted numbers
     scores: InputScores | None = None
+    attribution: Attributions | None = None

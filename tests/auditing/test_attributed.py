@@ -1,0 +1,131 @@
+"""Attributions in an audit: those of ``posterior.attribute``, on the page, and left out where they cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.metrics.cases import rng
+from whence.report.page.render import render
+
+QUIET: dict[str, Any] = {"progress": False, "sections": ["inputs", "attribution"]}
+
+
+def page_of(audit: whence.Audit) -> str:
+    return render(audit.results)
+
+
+def rows(count: int = 60) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    x = torch.randn(count, 4, generator=rng(0))
+    y = (x[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    whence.zoo.train(model, (x, y), epochs=20, lr=0.05, batch_size=20, progress=False)
+    return model, (x, y)
+
+
+def test_columns_are_those_of_attribute_and_add_up() -> None:
+    model, (x, y) = rows()
+    audit = whence.audit(
+        model, (x, y), likelihood="classification", test=(x[:30], y[:30]), ood=3 * x[:10], inputs=4, tune=False,
+        features=list("abcd"), **QUIET,
+    )  # fmt: skip
+    found = audit.results.attribution
+    assert found is not None and [one.set for one in found.inputs] == ["test"] * 4 + ["ood"] * 2
+    posterior = audit.posterior
+    for one in found.inputs:
+        given = (x[:30] if one.set == "test" else 3 * x[:10])[one.index : one.index + 1]
+        own = posterior.attribute(given, of="total", baseline=x[:30].double().mean(0), steps=found.steps)
+        assert one.columns is not None and one.map is None and one.tokens is None
+        parts = {part.name: part.value for part in one.columns}
+        assert parts == pytest.approx(dict(zip("abcd", own.values[0].tolist(), strict=True)), abs=1e-5)
+        sizes = [abs(part.value or 0.0) for part in one.columns]
+        assert sizes == sorted(sizes, reverse=True)
+        assert one.sum == pytest.approx((one.uncertainty or 0.0) - (one.at_baseline or 0.0), rel=0.05, abs=5e-3)
+        assert one.uncertainty == pytest.approx(float(posterior.predict(given).entropy), abs=1e-5)
+    assert found.correlation is not None and f"{found.correlation:.2f}" in found.words[-1]
+    assert "columns" in found.words[0] and "the mean test input" in found.words[0]
+    page = page_of(audit)
+    assert "Adds" in page and found.words[0] in page
+
+
+def test_pixels_and_their_sum_in_a_large_image() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 2, 3, stride=4), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
+    x, y = torch.randn(12, 3, 128, 64, generator=rng(1)), torch.arange(12) % 3
+    audit = whence.audit(model, (x, y), likelihood="classification", test=(x, y), inputs=2, tune=False, **QUIET)
+    found = audit.results.attribution
+    assert found is not None
+    one = found.inputs[0]
+    assert one.map is not None and (len(one.map), len(one.map[0])) == (64, 32)
+    assert 4 * sum(v or 0.0 for line in one.map for v in line) == pytest.approx(one.sum, abs=1e-5)
+    assert "Map of what pixels add" in page_of(audit)
+
+
+class Words(nn.Module):
+    """Mean of embeddings; 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        mask = attention_mask.unsqueeze(-1).to(self.head.weight)
+        return self.head((self.embedding(input_ids) * mask).sum(1) / mask.sum(1))
+
+
+def test_tokens_without_padding() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 9, (30, 5), generator=rng(2))
+    mask = torch.arange(5) < torch.randint(2, 6, (30, 1), generator=rng(3))
+    data = [({"input_ids": ids * mask, "attention_mask": mask.long()}, (ids[:, 0] > 4).long())]
+    audit = whence.audit(
+        Words(), data, likelihood="classification", test=data, inputs=3, tune=False, tokens=[f"w{i}" for i in range(9)],
+        layers=["head"], **QUIET,
+    )  # fmt: skip
+    found, shown = audit.results.attribution, audit.results.inputs
+    assert found is not None and shown is not None
+    for one, item in zip(found.inputs, shown, strict=True):
+        assert one.tokens is not None and item.tokens is not None
+        assert len(one.tokens) == len(item.tokens) == int(mask[one.index].sum())
+        assert sum(part or 0.0 for part in one.tokens) == pytest.approx(one.sum, abs=1e-5)  # padding adds nothing
+    assert "an embedding of zeros" in found.words[0]
+    assert 'style="background:#' in page_of(audit)
+
+
+def test_where_it_cannot_be_had_it_is_left_out_with_the_reason() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 1))
+    x, y = torch.randn(10, 1, 6, 6), torch.randint(3, (10, 6, 6))
+    dense = whence.audit(model, (x, y), likelihood="classification", test=(x, y), tune=False, **QUIET)
+    many = nn.Linear(3, 101)
+    wide = whence.audit(many, (torch.randn(20, 3), torch.arange(20)), likelihood="classification",
+                        test=(torch.randn(20, 3), torch.arange(20)), tune=False, **QUIET)  # fmt: skip
+    for audit, why in ((dense, "every pixel or token"), (wide, "101 outputs")):
+        assert audit.results.attribution is None
+        assert any(item.what == "attribution" and why in item.why for item in audit.results.run.left_out)
+
+
+def test_ensembles_and_numbers_are_attributed_too() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 3, generator=rng(5))
+    y = x[:, :1] + 0.1 * torch.randn(40, 1, generator=rng(6))
+    members = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(3)]
+    posterior = whence.ensemble(members, likelihood=whence.Gaussian(noise=0.1))
+    audit = whence.audit(posterior, (x, y), test=(x, y), inputs=2, **QUIET)
+    found = audit.results.attribution
+    assert found is not None and found.inputs[0].columns is not None
+    assert len({part.name for part in found.inputs[0].columns}) == 3
+
+
+def test_a_quick_audit_leaves_it_out() -> None:
+    model, data = rows(40)
+    audit = whence.audit(model, data, likelihood="classification", test=data, quick=True, progress=False)
+    assert audit.results.attribution is None
+    assert any(item.what == "attribution" for item in audit.results.run.left_out)
