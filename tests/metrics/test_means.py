@@ -62,7 +62,32 @@ def test_a_mean_of_few_is_the_mean_and_does_not_depend_on_the_order() -> None:
     root = mean("x", values, members, root=True)
     assert float(root) == pytest.approx(math.sqrt(float(found))) and root.high == pytest.approx(math.sqrt(found.high))
     assert mean("x", torch.ones(40), members).interval == (1.0, 1.0)
-    assert mean("x", torch.zeros(40), members, (0.0, 1.0)).high == pytest.approx(1 - 0.025 ** (1 / 40))
+    most = 1 - 0.025 ** (1 / 40)
+    assert mean("x", torch.zeros(40), members, (0.0, 1.0)).high == pytest.approx(most)
+    assert mean("x", torch.zeros(40), members, (-1.0, 1.0)).interval == pytest.approx((-most, most))
+    assert mean("x", torch.zeros(40), members).interval == (0.0, 0.0)  # without bounds nothing is known
+
+
+def test_a_perfect_score_may_be_by_chance() -> None:
+    """Six inputs of each kind in order: one more could be out of order; no resample shows that."""
+    found = metrics.auroc(torch.arange(12.0), torch.arange(12) > 5)
+    assert float(found) == 1.0 and found.low == pytest.approx(0.025 ** (1 / 6))
+    tied = metrics.auroc_difference(torch.arange(12.0), 2 * torch.arange(12.0), torch.arange(12) > 5)
+    assert float(tied) == 0.0 and tied.low == pytest.approx(-tied.high) and tied.high > 0.4
+    apart = torch.cat([torch.arange(3.0), torch.arange(3.0) + 0.5, torch.arange(6.0) + 3])
+    same = metrics.auroc_difference(apart, apart, torch.arange(12) % 2 > 0)
+    assert same.interval == (0.0, 0.0)  # one score beside itself, where it is not perfect
+
+
+@pytest.mark.parametrize(("count", "seed"), [(100, 10), (250, 1)])
+def test_a_calibration_error_is_not_0_where_its_mean_is_significant(count: int, seed: int) -> None:
+    """Stated ten points too high: bins alone could not tell the error from 0, the mean over all inputs can."""
+    g = rng(seed)
+    stated = 0.6 + 0.38 * torch.rand(count, generator=g)
+    labels = (torch.rand(count, generator=g) > stated - 0.1).long()
+    gap = float(stated.mean() - (labels == 0).double().mean())
+    assert gap > 2.5 * math.sqrt(0.2 / count)
+    assert metrics.ece(torch.stack([stated, 1 - stated], 1), labels).low > 0
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])

@@ -25,7 +25,7 @@ from whence.metrics.elements import (
     tensor,
     whole_groups,
 )
-from whence.metrics.intervals import SHARE, Estimate, Statistic, bootstrap
+from whence.metrics.intervals import SHARE, UNBOUNDED, Estimate, Statistic, bootstrap
 
 
 def auroc(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:
@@ -44,7 +44,9 @@ def auroc_difference(first: ArrayLike, second: ArrayLike, positive: ArrayLike, *
     def difference(counts: Tensor) -> Tensor:
         return one.area(counts) - other.area(counts)
 
-    return bootstrap("auroc_difference", difference, one.elements, (-1.0, 1.0), min(one.trials), per_element=True)
+    area = float(one.area(one.elements.once))
+    ends = (-1.0, 1.0) if area in (0.0, 1.0) else UNBOUNDED  # two perfect scores may differ on other elements
+    return bootstrap("auroc_difference", difference, one.elements, ends, min(one.trials), per_element=True)
 
 
 def aupr(scores: ArrayLike, positive: ArrayLike, **common: Unpack[Common]) -> Estimate:

@@ -138,6 +138,7 @@ def bootstrap(
         ends = binomial_bound(value, drawn, level, bounds, trials or elements.groups)
         if ends is None:
             ends = bca(value, drawn, jackknife(statistic, elements, per_element), level)
+            ends = _off_the_end(ends, value, bounds, _reach(level, bounds, trials or elements.groups))
         return max(ends[0], bounds[0]), min(ends[1], bounds[1])
 
     return estimate(name, value, elements, interval)
@@ -222,17 +223,39 @@ def bca(value: float, drawn: Tensor, left_out: Tensor, level: float) -> tuple[fl
 def binomial_bound(
     value: float, drawn: Tensor, level: float, bounds: Bounds, trials: int
 ) -> tuple[float, float] | None:
-    """If all resamples agree: the interval of Clopper & Pearson 1934 at a bound, or the value; else None."""
+    """If all resamples agree: the interval of Clopper & Pearson 1934 at a bound, or the value; else None.
+
+    A difference of 0 (of shares, by bounds −1 and 1) may be as far off on both sides as a share of 0 on one.
+    """
     slack = 1e-12 * max(1.0, abs(value))
     if bool(((drawn - value).abs() > slack).any()):
         return None
     low, high = bounds
-    reach = (high - low) * (1 - ((1 - level) / 2) ** (1 / trials)) if math.isfinite(high - low) else 0.0
+    reach = _reach(level, bounds, trials)
     if abs(value - low) <= slack:
         return low, low + reach
     if abs(value - high) <= slack:
         return high - reach, high
+    if abs(value) <= slack and low == -high:
+        return -reach / 2, reach / 2
     return value, value
+
+
+def _reach(level: float, bounds: Bounds, trials: int) -> float:
+    """How far from a bound a value may be of which no trial showed anything else."""
+    low, high = bounds
+    return (high - low) * (1 - ((1 - level) / 2) ** (1 / trials)) if math.isfinite(high - low) else 0.0
+
+
+def _off_the_end(ends: tuple[float, float], value: float, bounds: Bounds, reach: float) -> tuple[float, float]:
+    """Ends at least as wide as the binomial bound for a value at a bound: few resamples may differ from it."""
+    low, high = ends
+    slack = 1e-12 * max(1.0, abs(value))
+    if abs(value - bounds[0]) <= slack:
+        high = max(high, bounds[0] + reach)
+    if abs(value - bounds[1]) <= slack:
+        low = min(low, bounds[1] - reach)
+    return low, high
 
 
 def normal_quantile(share: float) -> float:

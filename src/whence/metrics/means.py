@@ -27,7 +27,7 @@ def mean(name: str, values: Tensor, elements: Elements, bounds: Bounds = UNBOUND
     If one value dominates, resamples without it have hardly any standard error; a lower limit of a fifth keeps the
     upper end near six times the mean, where the exact limit of one event is (5.6). With unequal numbers of elements in
     the groups the mean is a ratio of sums, and its standard error is linearised. Without variation the ends are the
-    value, or the binomial bound if that is at an end of ``bounds``.
+    value, or the binomial bound if that is at an end of ``bounds``, or is 0 and could be as much below as above.
     """
     sums = elements.sums(values.double(), torch.ones_like(elements.weights))  # [G, 2]
     value, error = (float(one[0]) for one in _ratio(elements.once, sums))

@@ -40,7 +40,7 @@ def rmse(prediction: Any, targets: ArrayLike, **common: Unpack[Common]) -> Estim
 def mae(prediction: Any, targets: ArrayLike, **common: Unpack[Common]) -> Estimate:
     """Mean absolute error of the predicted mean."""
     found, y, members = read_numbers("mae", prediction, targets, common)
-    return mean("mae", (found.mean - y).abs(), members)
+    return mean("mae", (found.mean - y).abs(), members, (0.0, math.inf))
 
 
 def crps(prediction: Any, targets: ArrayLike, *, fair: bool = True, **common: Unpack[Common]) -> Estimate:
@@ -50,7 +50,7 @@ def crps(prediction: Any, targets: ArrayLike, *, fair: bool = True, **common: Un
     ``fair=False``, of their empirical distribution.
     """
     found, y, members = read_numbers("crps", prediction, targets, common)
-    return mean("crps", found.crps(y, fair), members)
+    return mean("crps", found.crps(y, fair), members, (0.0, math.inf))
 
 
 def coverage(prediction: Any, targets: ArrayLike, *, of: float = 0.95, **common: Unpack[Common]) -> Estimate:
@@ -62,14 +62,14 @@ def coverage(prediction: Any, targets: ArrayLike, *, of: float = 0.95, **common:
 def width(prediction: Any, targets: ArrayLike | None = None, *, of: float = 0.95, **common: Unpack[Common]) -> Estimate:
     """Mean width of the central interval of probability ``of``; only the shape of the targets matters."""
     low, high, _, members = _read_interval("width", prediction, targets, of, common)
-    return mean("width", high - low, members)
+    return mean("width", high - low, members, (0.0, math.inf))
 
 
 def interval_score(prediction: Any, targets: ArrayLike, *, of: float = 0.95, **common: Unpack[Common]) -> Estimate:
     """Width plus 2/α times the distance of a target outside, α = 1 − of (Gneiting & Raftery 2007, eq. 43)."""
     low, high, y, members = _read_interval("interval_score", prediction, targets, of, common)
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
-    return mean("interval_score", high - low + 2 / (1 - of) * outside, members)
+    return mean("interval_score", high - low + 2 / (1 - of) * outside, members, (0.0, math.inf))
 
 
 # Predictive distributions

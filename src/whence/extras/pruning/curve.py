@@ -20,6 +20,7 @@ from whence.extras.pruning.masks import Pieces, PruningPlan, UnitsOption, check_
 from whence.functional import Network
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson
 from whence.metrics import accuracy, nll, rmse
+from whence.metrics.intervals import UNBOUNDED
 from whence.metrics.means import mean_of
 from whence.posteriors.base import WeightPosterior
 from whence.recording.selection import Layers
@@ -162,7 +163,8 @@ class Scored:
 
     def change(self, whole: Scored) -> dict[str, Any]:
         """The change of the score from that of the whole network, with the interval of the paired difference."""
-        found = mean_of("change", self.losses - whole.losses, seed=0)
+        of_shares = self.scores["accuracy"] is not None
+        found = mean_of("change", self.losses - whole.losses, (-1.0, 1.0) if of_shares else UNBOUNDED, seed=0)
         before, after = whole.scores["rmse"], self.scores["rmse"]
         scale = 1.0 if before is None else 1 / max(before + after, TINY)  # a − b = (a² − b²) / (a + b)
         names = ("change", "change_low", "change_high")
