@@ -66,6 +66,10 @@ def test_both_inputs_of_a_network_count_everywhere() -> None:
     assert last["ood_auroc"] == pytest.approx(detectors["entropy"], rel=1e-3)
     with pytest.raises(BadData, match=r"ood: its inputs are one tensor, those of the training data a tuple of 2"):
         whence.audit(given.model, given.train, **{**given.data(), "ood": given.ood[0]}, progress=False)
+    for near in (given.ood[0], given.test[0][0]):
+        several = {"far": given.ood[0][0], "near": near}
+        with pytest.raises(BadData, match=r"one batch of named inputs \(here 'far', 'near'\), not several sets: pass"):
+            whence.audit(given.model, given.train, **{**given.data(), "ood": several}, progress=False)
 
 
 def test_ignored_labels_are_no_errors() -> None:

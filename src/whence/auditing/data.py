@@ -115,6 +115,8 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any
     """
     if data is None:
         return None
+    if isinstance(data, Mapping) and len({len(x) if hasattr(x, "__len__") else None for x in data.values()}) > 1:
+        raise BadData(f"{name}: the values of the mapping have different lengths. {several_sets(name, data)}")
     data = source_of(data, of, name)
     if is_pair(data):
         inputs, given = data
@@ -128,6 +130,15 @@ def read_examples(data: Any, name: str, most: int, targets: bool = True, of: Any
     if not isinstance(data, Iterable):
         raise BadData(f"{name} is a {type(data).__name__}, which is neither a loader nor tensors.")
     return _read(name, data, most, targets)
+
+
+def several_sets(name: str, given: Mapping) -> str:
+    """What to write instead of a mapping of sets."""
+    keys = ", ".join(map(repr, given))
+    return (
+        f"A mapping is one batch of named inputs (here {keys}), not several sets: pass one set as {name}=, and make an "
+        "audit for each of them."
+    )
 
 
 def _whole(name: str, inputs: Inputs, targets: Tensor | None, most: int) -> Examples:

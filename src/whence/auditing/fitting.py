@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.auditing.data import Examples, try_out
+from whence.auditing.data import Examples, several_sets, try_out
 from whence.auditing.estimate import AuditSize, expected_seconds
 from whence.auditing.run import Progress
 from whence.curvature.options import CurvatureKind
@@ -162,11 +162,19 @@ def _check_sets(network: Network, sets: Sets, probe: Any) -> None:
         if found is not None:
             if probe is not None and isinstance(found.inputs, Tensor) != isinstance(probe[0], Tensor):
                 raise BadData(
-                    f"{name}: its inputs are {_form(found.inputs)}, those of the training data {_form(probe[0])}. A "
-                    "pair is always (inputs, targets): pass several inputs as a tuple of their own, ((a, b), targets)."
+                    f"{name}: its inputs are {_form(found.inputs)}, those of the training data {_form(probe[0])}. "
+                    f"{_remedy(name, found.inputs)}"
                 )
             try_out(network, found.inputs, name, f"of shape {seen} each" if seen else "")
 
 
+def _remedy(name: str, inputs: Any) -> str:
+    if isinstance(inputs, Mapping):
+        return several_sets(name, inputs)
+    return "A pair is always (inputs, targets): pass several inputs as a tuple of their own, ((a, b), targets)."
+
+
 def _form(inputs: Any) -> str:
+    if isinstance(inputs, Mapping):
+        return f"a mapping of {len(inputs)}"
     return "one tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__} of {len(inputs)}"
