@@ -93,7 +93,7 @@ class Novelty:
         """``smallest`` is the p-value of a layer, which counts if it is small for the smallest of so many."""
         corrected = min(1.0, smallest * len(self.names))  # Bonferroni
         if corrected > level:
-            return f"is not flagged by novelty over all layers (p = {p_value(p)})."
+            return f"is not flagged as novel (p = {p_value(p)} over all layers)."
         return (
             f"differs from the training data in `{layer}` (p = {p_value(corrected)}, corrected for {len(self.names)} "
             f"layers), but not significantly over all layers together (p = {p_value(p)})."

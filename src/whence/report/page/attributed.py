@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whence.numerals import decimals
 from whence.report.page import theme
 from whence.report.page.dense import Picture, picture_of
 from whence.report.record.attributions import AttributedInput
@@ -22,6 +23,7 @@ class Column(NamedTuple):
     value: float | None
     part: float | None
     style: str
+    places: int = 2  # decimals of the parts, the same for all columns of an input
 
 
 def attribution_picture(found: AttributedInput) -> Picture | None:
@@ -40,8 +42,10 @@ def attributed_columns(row: tuple[Feature, ...], found: AttributedInput | None) 
     if found is None or found.columns is None:
         return [Column(one.name, one.value, None, "") for one in row]
     values, high = dict(row), max((abs(one.value or 0.0) for one in found.columns), default=0.0) or 1.0
+    places = decimals(high)
     return [
-        Column(one.name, values.get(one.name), one.value, _style((one.value or 0.0) / high)) for one in found.columns
+        Column(one.name, values.get(one.name), one.value, _style((one.value or 0.0) / high), places)
+        for one in found.columns
     ]
 
 
