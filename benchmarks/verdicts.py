@@ -137,6 +137,11 @@ def permuted(logits: Tensor, labels: Tensor, gen: torch.Generator) -> Tensor:
     return logits[torch.randperm(len(logits), generator=gen)]
 
 
+def never_the_last(logits: Tensor, labels: Tensor, gen: torch.Generator) -> Tensor:
+    """As if the last class had hardly been in the training data."""
+    return logits - 6.0 * (torch.arange(logits.shape[1]) == logits.shape[1] - 1)
+
+
 def flat_and_permuted(logits: Tensor, labels: Tensor, gen: torch.Generator) -> Tensor:
     return 0.1 * permuted(logits, labels, gen)
 
@@ -274,6 +279,9 @@ SIMULATED = (
     Scenario(
         "generalisation", "training accuracy 100%, test about 70%", lambda n, s: accuracy_case(n, s, 1.0), NOT_GOOD
     ),
+    Scenario("classes", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
+    Scenario("classes", "a rare label, calibrated", lambda n, s: rare_case(n, s, 1.0), GOOD),
+    Scenario("classes", "one of 5 classes never predicted", lambda n, s: classes_case(n, s, never_the_last), NOT_GOOD),
     Scenario("errors", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
     Scenario("errors", "confidence of other inputs", lambda n, s: classes_case(n, s, unrelated_confidence), POOR),
     Scenario("errors", "pixels, calibrated", lambda n, s: pixels_case(n, s, 1.0), GOOD),

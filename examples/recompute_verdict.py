@@ -6,7 +6,7 @@ The rules are those of docs/audit.md; their thresholds are in the file. Exits wi
 import json
 import sys
 
-JUDGED = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
+JUDGED = ("independence", "guessing", "generalisation", "classes", "calibration", "errors", "novelty")
 
 
 def graded(value, mixed, poor):
@@ -44,6 +44,13 @@ def generalisation(record, rules, metrics):
     accuracy = rows and (rows[0]["plain"] or rows[0]["bayesian"])
     if training and training["accuracy"] is not None and accuracy and accuracy["high"] is not None:
         return graded(training["accuracy"] - accuracy["high"], rules["gap_mixed"], rules["gap_poor"])
+
+
+def classes(record, rules, metrics):
+    if rules.get("recall_mixed") is not None:
+        rows = [row for row in record["quality"].get("classes") or [] if row["count"] and row["recall"]]
+        ends = [row["recall"]["high"] or 0.0 for row in rows]
+        return ("mixed" if min(ends) < rules["recall_mixed"] else "good") if ends else None
 
 
 def class_error(row, rules):
@@ -127,7 +134,7 @@ def recomputed(record):
     metrics = {row["name"]: row["bayesian"] for row in (record["quality"] or {}).get("metrics", [])}
     tones = {"independence": independence(record, rules, metrics)}
     if record["quality"]:
-        for rule in (guessing, generalisation, calibration, errors):
+        for rule in (guessing, generalisation, classes, calibration, errors):
             tones[rule.__name__] = rule(record, rules, metrics)
     tones["novelty"] = novelty(record, rules, metrics)
     tones = {key: tone for key, tone in tones.items() if tone}

@@ -120,7 +120,7 @@ def test_the_probability_of_the_positive_class_stands_beside_its_frequency() -> 
         found = whence.audit(audit.posterior, test=given.test, positive=positive, sections=["quality"], progress=False)
         two = found.results.quality.two_classes
         own = [one if positive else 1 - one for one in p]
-        bins = [[i for i in range(len(own)) if math.ceil(10 * own[i]) == b] for b in range(1, 11)]
+        bins = [[i for i in range(len(own)) if math.ceil(15 * own[i]) == b] for b in range(1, 16)]
         rows = two.reliability.bayesian
         assert len(rows) == sum(map(bool, bins)) > 3
         for row, inside in zip(rows, filter(None, bins), strict=True):

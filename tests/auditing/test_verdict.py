@@ -22,11 +22,13 @@ from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
 from whence.auditing.verdict import judged, overall
 from whence.errors import BadOption
+from whence.metrics.proportions import share_of
 from whence.numerals import percent
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
 from whence.report.record.audit import Baseline, Metric, Quality
 from whence.report.record.common import Estimate, SetSize
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.numbers import LevelCoverage
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import JUDGED, Guessing, Overlap, Point, VerdictRules
@@ -122,7 +124,7 @@ def test_guessing(difference: tuple[float, float, float], right: tuple[float, fl
     guess = Guessing("always predicting x", 0.67, Estimate(*difference, 0.95, 500), 0.6, "healthy")
     point = judge(quality=Quality((accuracy(*right),), None, None, (), guessing=guess)).guessing()
     assert point is not None and point.tone == tone and "`healthy`" in point.words
-    assert f"would be right in 60%, the network is in {percent(right[0])}" in point.words
+    assert f"would be right for 60% of the inputs; the network is right for {percent(right[0])}" in point.words
     assert ("no significant difference" in point.words) is (right[1] <= 0.6 <= right[2] and right[0] != 0.6)
 
 
@@ -204,7 +206,7 @@ def test_rules_can_be_set_and_are_in_the_record() -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"ece": -0.1}, "ece=-0.1"), ({"novelty_good": 0.5}, "must not be above"), ({"version": 3}, "version 2")],
+    [({"ece": -0.1}, "ece=-0.1"), ({"novelty_good": 0.5}, "must not be above"), ({"version": 4}, "version 3")],
 )
 def test_impossible_rules_are_refused(given: dict[str, float], words: str) -> None:
     with pytest.raises(BadOption, match=words):
@@ -241,10 +243,37 @@ def test_test_inputs_in_the_training_data_are_counted() -> None:
         one = Examples("test", {"x": test.inputs}, test.targets) if isinstance(train, dict) else test
         found = overlap(train, one, None)
         assert found is not None and (found.checked, found.test, found.validation) == (30, 5, None)
+    labelled = Examples("test", test.inputs, torch.cat([y[3:6], 1 - y[6:8], torch.zeros(5)]).float())
+    for train in ((x, y), loader, (x, y.double()[:, None])):
+        found = overlap(train, labelled, None)
+        assert found is not None and (found.test, found.same_target) == (5, 3)
     cut = overlap((x, y), test, replace(test, name="validation"), most=5)
     assert cut is not None and (cut.checked, cut.test, cut.validation) == (5, 2, 2)
     assert overlap(None, test, None) is None and overlap((x, y), None, None) is None
     assert overlap(iter(()), test, None) is None
+
+
+def test_a_class_that_is_hardly_ever_recognised_is_named() -> None:
+    rows = [
+        ClassCalibration(
+            name,
+            0.25,
+            0.25,
+            Estimate(0.0, -0.01, 0.01, 0.95, count),
+            count,
+            Estimate.of(share_of("recall", hits, count)),
+        )
+        for name, count, hits in (("cat", 300, 280), ("dog", 300, 3), ("owl", 20, 0), ("fox", 380, 200))
+    ]
+    found = judge(quality=Quality((), None, None, (), classes=tuple(rows)))
+    point = found.classes()
+    assert point is not None and point.tone == "mixed" and point.words == "Hardly ever recognised: `dog` (1% of 300)."
+    assert "10%" in (point.rule or "")
+    known = judge(quality=Quality((), None, None, (), classes=(rows[0], rows[2]))).classes()
+    assert known is not None and known.tone == "good", "20 inputs are too few to say so of an owl"
+    assert known.words == "The class recognised least often is `owl` (0% of 20)."
+    assert Judge(found.record, VerdictRules(recall_mixed=None)).classes() is None
+    assert judge(quality=Quality((), None, None, ())).classes() is None
 
 
 # The recalibrated network

@@ -46,6 +46,25 @@ class Answers:
             return share_of("error", int(hits.sum()), int(trials.sum()))
         return clustered_share("error", hits, trials)
 
+    def change(self, which: Tensor) -> Measured | None:
+        """The error rate of some answers minus that of all; None if all or none are some.
+
+        It is the share of the others times the difference from them, whose interval follows from both (Zou & Donner
+        2008, Stat. Med. 27, eq. 5; with exact intervals).
+        """
+        some, others = self.error(which), self.error(~which)
+        if some is None or others is None:
+            return None
+        part = (
+            float(self.labels[~which].sum() / self.labels.sum()) if not self.several else 1 - float(self.share(which))
+        )
+        apart = float(some) - float(others)
+        below = math.hypot(float(some) - some.low, others.high - float(others))
+        above = math.hypot(some.high - float(some), float(others) - others.low)
+        return Measured(
+            part * apart, part * (apart - below), part * (apart + above), some.level, len(self.wrong), 0, "change"
+        )
+
     def share(self, which: Tensor) -> Measured:
         """The share of some answers among all."""
         if self.several:

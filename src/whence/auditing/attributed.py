@@ -15,7 +15,7 @@ from whence.auditing.dense import SIDE, TOKENS
 from whence.auditing.inputs import FEATURES, features, pixels
 from whence.engine.batches import Inputs, size_of, take
 from whence.errors import NotDefined, Notice
-from whence.numerals import percent
+from whence.numerals import minus, percent
 from whence.report.record.attributions import AttributedInput, Attributions, Part
 from whence.report.record.common import Grid, SetName
 from whence.report.record.sections import Feature
@@ -124,12 +124,9 @@ def _words(shown: tuple[AttributedInput, ...], kind: str, baseline: str, correla
             "units of the network switch on or off."
         )
     if correlation is not None:
-        rank = (
-            f"With the weights of the network shuffled, the parts have a rank correlation of {correlation:.2f} with "
-            "these"
-        )
+        below = correlation < ABOUT_THE_NETWORK
         yield (
-            f"{rank}: they depend on what the network has learned."
-            if correlation < ABOUT_THE_NETWORK
-            else f"{rank}: they show the inputs more than what the network has learned."
+            "Check: for a copy of the network with shuffled weights the parts have a rank correlation of "
+            f"{minus(f'{correlation:.2f}')} with those shown, {'below' if below else 'not below'} {ABOUT_THE_NETWORK}, "
+            f"so they {'depend on' if below else 'may show the inputs rather than'} what the network has learned."
         )

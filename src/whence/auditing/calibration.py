@@ -29,12 +29,12 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
     )
     rule = (
         f"Good if the 95% interval of the ECE ends at or below {_points(rules.ece)} or reaches below "
-        f"{points(rules.ece_negligible)}, poor if it starts above {points(rules.ece)}. A class whose mean probability "
-        f"is off by more than {percent(rules.class_mixed)} of its frequency (or of that of the others, if they are "
-        f"rarer) makes it mixed, by more than {percent(rules.class_poor)} poor; so does a class whose answers are "
-        f"right {points(rules.answers_mixed)} or {points(rules.answers_poor)} points less or more often than their "
-        "mean confidence. Both by the end of the interval that is nearer to 0; the intervals hold for all classes "
-        "together."
+        f"{points(rules.ece_negligible)}, poor if it starts above {points(rules.ece)}. Classes can only lower this: "
+        "mixed or poor if the mean probability of a class differs from its frequency by more than "
+        f"{percent(rules.class_mixed)} or {percent(rules.class_poor)} of the frequency (of the other classes together, "
+        f"if they are rarer), or if the answers of a class are right {points(rules.answers_mixed)} or "
+        f"{points(rules.answers_poor)} percentage points less or more often than they state. Both are judged by the "
+        "end of the interval that is nearer to 0; these intervals hold for all classes together."
     )
     lean = _lean(record)
     if found.low is None or found.high is None or found.low <= rules.ece_negligible:
@@ -67,9 +67,11 @@ def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     rows = (record.quality and record.quality.classes) or ()
     off = {row.name: (smallest(row.overconfidence), row) for row in rows}
     name, (apart, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
-    if row is None or apart <= rules.answers_mixed or row.overconfidence is None or row.precision is None:
+    if row is None or apart <= rules.ece_negligible or row.overconfidence is None or row.precision is None:
         return point
     tone: Tone = "poor" if apart > rules.answers_poor or point.is_poor else "mixed"
+    if apart <= rules.answers_mixed:
+        tone = point.tone
     side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
     words = (
         f"{point.words} Answers `{name}` are {side}confident: they state "
@@ -89,12 +91,17 @@ def _with_classes(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     """The point, graded down where the probability of a class is off by a large part of its frequency."""
     rows = (record.quality and record.quality.classes) or ()
     off = {row.name: (relative_error(row, rules), row) for row in rows}
-    name, (error, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
+    rarer_first = sorted(off.items(), key=lambda item: (-round(item[1][0], 9), item[1][1].frequency or 0.0))
+    name, (error, row) = next(iter(rarer_first), ("", (0.0, None)))
     if row is None or not error:
         return point
     if error < rules.class_mixed:
-        size, toward = points(abs(row.difference.value or 0.0)), "high" if (row.difference.value or 0.0) > 0 else "low"
-        words = f"{point.words} The mean probability of `{name}` is slightly too {toward}, by {size} percentage points."
+        toward, others = "high" if (row.difference.value or 0.0) > 0 else "low", sum(e > 0 for e, _ in off.values()) - 1
+        also = f", and that of {others} more {'class differs' if others == 1 else 'classes differ'} significantly too"
+        words = (
+            f"{point.words} The mean probability of `{name}` is too {toward}: {percent(row.predicted)}, its frequency "
+            f"is {percent(row.frequency)}{also if others > 0 and len(rows) > 2 else ''}."
+        )
         return replace(point, words=words)
     tone: Tone = "poor" if error >= rules.class_poor or point.is_poor else "mixed"
     start = f"{point.words} {'But the' if point.is_good else 'The'}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence.auditing.answered import answers_of
 from whence.auditing.context import Context
 from whence.auditing.tasks import Classes, Numbers
 from whence.errors import BadOption, NotDefined, Notice, fraction
@@ -87,7 +88,7 @@ def _beside_answers(context: Context, rows: Sequence[ConformalRow]) -> Iterator[
     if low:
         asked = " and ".join(map(percent, low))
         yield (
-            f"The most probable answer alone is right in {percent(right)}, and sets at {asked} have one answer or "
+            f"The most probable answer alone is right for {percent(right)}, and sets at {asked} have one answer or "
             f"none. For sets with more answers, run the audit with `levels=({max(HIGHER, *low):g},)`."
         )
 
@@ -104,7 +105,8 @@ def _row(context: Context, rule: Conformal) -> ConformalRow:
     prediction, targets = context.prediction("test"), context.need_targets("test")
     held, members = rule.covered(prediction, targets)
     single = members.group is None and rule.drawn is Drawn.NOTHING
-    chance = rule.by_chance(len(held)) if single else (None, None)
+    fitted = context.overlap is not None and bool(context.overlap.validation)  # then nothing is guaranteed
+    chance = rule.by_chance(len(held)) if single and not fitted else (None, None)
     found = {"sets": _sets(context, rule, held, members)} if context.task.has_labels else {
         "intervals": _intervals(rule, prediction, targets, members)
     }  # fmt: skip
@@ -187,7 +189,7 @@ def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[Conforma
         if math.inf in rule.thresholds:
             yield (
                 f"{what[0].upper()}{what[1:]} need at least {inputs_needed(rule.level):,} validation inputs; there are "
-                f"{rule.count:,}, so they contain every answer."
+                f"{rule.count:,}, so they contain every {'answer' if row.sets else 'value'}."
             )
             continue
         yield _coverage_words(what, row, context)
@@ -208,8 +210,9 @@ def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
         if found.count > inputs
         else f"{inputs:,} test inputs"
     )
+    truth = "answer" if row.sets else "value"
     words = (
-        f"{what[0].upper()}{what[1:]} contain the true answer for {percent(found.value)} of {of} (95% interval "
+        f"{what[0].upper()}{what[1:]} contain the true {truth} for {percent(found.value)} of {of} (95% interval "
         f"{percent(found.low)} to {percent(found.high)})"
     )
     value, low, high = found.value or 0.0, row.chance_low, row.chance_high
@@ -218,16 +221,26 @@ def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
     if value < low:
         return (
             f"{words}. In 95 of 100 cases it would be {percent(low)} to {percent(high)}. Test and validation inputs "
-            "may "
-            "not come from the same source; if they do not, the guarantee does not hold for the test data."
+            "may not "
+            "come from the same source; if they do not, the guarantee does not hold for the test data."
         )
     if value > high:
-        return (
-            f"{words}. That is more than the {percent(low)} to {percent(high)} that chance explains, as happens if "
-            "many "
-            "scores are equal."
-        )
+        more = f"{words}. That is more than the {percent(low)} to {percent(high)} that chance explains"
+        return f"{more}: {_why_more(context, found.count)}."
     return f"{words}, within the range that is expected by chance ({percent(low)} to {percent(high)})."
+
+
+def _why_more(context: Context, count: int | None) -> str:
+    """Ties at the threshold make sets larger; otherwise the validation data were harder."""
+    if not isinstance(context.task, Classes) and context.two_names is None:
+        return "validation and test inputs may differ, or many scores are equal"
+    rates = [
+        float(one.wrong.sum() / one.labels.sum()) for one in (answers_of(context, n) for n in ("validation", "test"))
+    ]
+    found = f"the error rate is {percent(rates[0])} on the validation data and {percent(rates[1])} on the test data"
+    if rates[0] > rates[1]:
+        return f"the validation inputs seem harder ({found})"
+    return f"many scores may be equal, or validation and test inputs differ ({found})"
 
 
 def _worst(row: ConformalRow) -> PartCoverage | None:

@@ -168,7 +168,8 @@ class Context:
         return self._once(("outputs", name), lambda: plain_outputs(self.network, self.need(name).inputs))
 
     def _plain(self, name: str) -> Any:
-        return predict_draws(self.posterior.likelihood, self._outputs(name)[None])
+        # in double precision, so that probabilities that round to 1 do not tie
+        return predict_draws(self.posterior.likelihood, self._outputs(name).double()[None])
 
     def _recalibrated(self, name: str) -> Any:
         assert self.baseline is not None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
+from whence.auditing.calibration import significant_sign
 from whence.auditing.context import Context, Kind
 from whence.auditing.steps import NumberAnswers, is_even, label_curve, label_steps, number_answers
 from whence.auditing.tasks import Numbers
@@ -15,7 +16,8 @@ from whence.errors import Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import defer
 from whence.metrics.proportions import share_of
-from whence.numerals import percent
+from whence.numerals import number, percent, points
+from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.formatting import quantity
 from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, Reached
 from whence.report.record.common import Estimate, PlainAndBayesian
@@ -58,7 +60,7 @@ def _of_labels(context: Context) -> Deferral:
         None if test.several or test.single else context.elements,
     )
     first, *others = [*_words(found, None)] or [""]
-    words = (first, *_missed_words(context, held, test), *others)
+    words = (first, *_missed_words(context, held, test), *others, *_limits(context, found.rows))
     return replace(found, words=tuple(one for one in words if one))
 
 
@@ -91,7 +93,7 @@ def _label_rule(held: Answers, test: Answers, **asked: float) -> DeferralRule:
         threshold,
         "all" if threshold == math.inf else "none" if threshold == -math.inf else "some",
         Chosen(float(held.share(kept)), held.error(kept)),
-        _reached(test.share(answered), test.error(answered), test.error(~answered)),
+        _reached(test.share(answered), test.error(answered), test.error(~answered), test.change(answered)),
     )
 
 
@@ -109,10 +111,10 @@ def _finite(thresholds: Iterable[float | None]) -> list[float]:
     return [t for t in thresholds if t is not None and math.isfinite(t)]
 
 
-def _reached(coverage: Measured, error: Measured | None, deferred_error: Measured | None) -> Reached:
+def _reached(coverage: Measured, *others: Measured | None) -> Reached:
     covered = Estimate.of(coverage)
     assert covered is not None
-    return Reached(covered, Estimate.of(error), Estimate.of(deferred_error))
+    return Reached(covered, *(Estimate.of(one) for one in others))
 
 
 # Numbers
@@ -140,7 +142,7 @@ def _of_numbers(context: Context) -> Deferral:
         None,
     )
     even = is_even(test.uncertainty)
-    return replace(found, words=tuple(_words(found, unit, even)))
+    return replace(found, words=(*_words(found, unit, even), *_limits(context, found.rows)))
 
 
 def _number_rule(
@@ -161,7 +163,7 @@ def _number_rule(
         threshold,
         "all" if threshold == math.inf else "some",
         Chosen(float((held.uncertainty <= threshold).double().mean()), before),
-        _reached(covered, error, test.error_of(~answered)),
+        _reached(covered, error, test.error_of(~answered), test.change(answered)),
     )
 
 
@@ -177,9 +179,9 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         )
         return
     by_coverage = {row.target: row.test for row in found.rows if row.by_coverage}
-    whole, some = by_coverage[1.0].error, by_coverage[USUAL].error
+    whole, some, change = by_coverage[1.0].error, by_coverage[USUAL].error, by_coverage[USUAL].change
     covered = by_coverage[USUAL].coverage
-    if whole is None or some is None or whole.value is None or some.value is None or covered.value is None:
+    if whole is None or some is None or change is None or covered.value is None:
         return
     name = "error rate" if found.is_rate else "root mean squared error"
 
@@ -193,17 +195,31 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         f"{found.answers} are"
     )
     start = f"{before} deferred to a person, the {name} of the others"
-    if some.high is not None and some.high < whole.value:
+    both = f"from {shown(whole.value)} to {shown(some.value)}"
+    if significant_sign(change):
         intervals = [f"{shown(one.low)} to {shown(one.high)}" for one in (whole, some)]
-        yield (
-            f"{start} falls from {shown(whole.value)} to {shown(some.value)} (95% intervals {' and '.join(intervals)})."
-        )
-    elif some.low is not None and some.high is not None:
+        way = "falls" if (change.value or 0.0) < 0 else "rises"
+        yield f"{start} {way} {both} (95% intervals {' and '.join(intervals)})."
+    elif change.low is not None and change.high is not None:
+        ends = [points(end) if found.is_rate else number(end, 2) for end in (change.low, change.high)]
+        size = f"{' to '.join(ends)}{' percentage points' if found.is_rate else f' {unit}' if unit else ''}"
         yield (
             f"{start} does not change significantly: {shown(whole.value)} before, {shown(some.value)} after (95% "
-            f"interval {shown(some.low)} to {shown(some.high)})."
+            f"interval of the difference {size})."
         )
     yield from _target_words([row for row in found.rows if not row.by_coverage])
+
+
+def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
+    """What weakens thresholds that were chosen on these validation data."""
+    overlap, held = context.overlap, context.need("validation")
+    if overlap is not None and overlap.validation:
+        yield (
+            f"{overlap.validation:,} of the {len(held):,} validation inputs are in the training data: thresholds "
+            "chosen on them let through more errors on new inputs than the table says."
+        )
+    elif any(not row.by_coverage for row in rows) and context.posterior.summary().tuned_on == VALIDATION_DATA:
+        yield "The prior was tuned on the same validation data, so that confidence is approximate."
 
 
 def _target_words(rows: Sequence[DeferralRule]) -> Iterator[str]:

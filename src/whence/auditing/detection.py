@@ -205,14 +205,15 @@ def _recommended(usual: str, scores: Scores, images: bool) -> DetectorChoice:
     }[usual]
     single, behind, worst = BEST_SINGLE
     gain, low, high = found.gain
-    clear = "statistically significant" if low > 0 or high < 0 else "not statistically significant"
-    gained = minus(f"The difference of the means, {gain:.3f} (95% interval {low:.3f} to {high:.3f}), is {clear}")
+    clear = "significant" if low > 0 or high < 0 else "not significant"
     words = (
         f"Without out-of-distribution data the recommended detector is {about}. Which single detector is best depends "
         "on what is novel, and validation data do not tell.",
-        f"In our measurements ({NETWORKS} image networks, {CASES} pairs of a network and a novel set) its AUROC was "
-        f"{found.behind:.3f} below that of the best single detector of each pair on average, and {found.worst:.3f} at "
-        f"worst; the best single detector to take always ({single}) was {behind:.3f} and {worst:.3f} below. {gained}.",
+        f"This was measured on {NETWORKS} image networks, with {CASES} pairs of a network and a novel set. Compared "
+        f"with the best single detector of each pair, the AUROC of the recommended one was lower by {found.behind:.3f} "
+        f"on average and by {found.worst:.3f} at worst. For {single}, the single detector that is best on average, it "
+        f"was lower by {behind:.3f} and {worst:.3f}. "
+        + minus(f"The two averages differ by {gain:.3f} (95% interval {low:.3f} to {high:.3f}), which is {clear}."),
     )
     return DetectorChoice(usual, _label(usual), usual, words, limits(usual, scores, images))
 
@@ -235,8 +236,8 @@ def limits(usual: str, scores: Scores, images: bool) -> tuple[str, ...]:
         )
     else:
         words = (
-            "For inputs of this kind there are no measurements but those above; in image networks "
-            f"{_called(usual)} had {unseen}."
+            f"How well detectors work on inputs of this kind has not been measured; in image networks {_called(usual)} "
+            f"had {unseen}."
         )
     return (
         f"Not everything novel is detected. {words}",

@@ -77,7 +77,11 @@ def _layer_shares(found: Shares, place: int) -> tuple[LayerShare, ...]:
 
 def _novelty_words(known: Novelty, place: int) -> str:
     """The sentence about one input, without its number in the batch."""
-    words = known.words(place, max(0.01, 1 / (known.reference.size + 1))).removeprefix(f"input {place} ").removeprefix("is ")
+    words = (
+        known.words(place, max(0.01, 1 / (known.reference.size + 1)))
+        .removeprefix(f"input {place} ")
+        .removeprefix("is ")
+    )
     return words[0].upper() + words[1:]
 
 

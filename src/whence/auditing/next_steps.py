@@ -158,8 +158,14 @@ class _Steps:
     def _about_guessing(self) -> Iterator[_Step]:
         guessing: PointKey = "guessing"
         generalisation: PointKey = "generalisation"
+        classes: PointKey = "classes"
         for key, words in (
             (guessing, "Do not use this network for decisions before it beats guessing: check labels and training."),
+            (
+                classes,
+                "Collect more examples of these classes or weight them in training, and look at what they are taken "
+                "for in the table of confusions; until then do not use the network to find them.",
+            ),
             (
                 generalisation,
                 "Reduce overfitting: more or augmented training data, weight decay, or earlier stopping.",
@@ -236,7 +242,8 @@ class _Steps:
                     Rank.MIXED,
                     row.level - value,
                     f"Find out why test and validation data differ before you rely on the {percent(row.level)} {kind}.",
-                    f"They contain {percent(value)} of the true answers; at least {percent(least)} is to be expected.",
+                    f"They contain {percent(value)} of the true {'values' if kind == 'intervals' else 'answers'}; at "
+                    f"least {percent(least)} is to be expected.",
                 )
 
     def _about_errors(self) -> Iterator[_Step]:
@@ -248,8 +255,8 @@ class _Steps:
         before, after = (_error(row) for row in (whole, some))
         if some is None or before is None or after is None or not before:
             return
-        gain, error = 1 - after / before, some.test.error
-        if gain > USEFUL and error is not None and (error.high is None or error.high < before):
+        gain = 1 - after / before
+        if gain > USEFUL and significant_sign(some.test.change) < 0:
             name = "error rate" if found.is_rate else "RMSE"
             shown = [percent(v) if found.is_rate else quantity(v, self.record.unit) for v in (before, after)]
             words = f"Defer the most uncertain {found.answers} to a person; the deferral table has the thresholds."

@@ -98,11 +98,22 @@ def _words(sets: dict[str, Found], level: float, size: int, combined: float | No
         found = sets["ood"]
         also = "" if combined is None else f"; the combination of detectors flags {percent(combined)}"
         yield f"Of {len(found):,} out-of-distribution inputs it flags {percent(_flagged(found, level))}{also}."
-        first = [name for name, flag in zip(found.layer, (found.p_value <= level).tolist(), strict=True) if flag]
-        if first:
-            most = max(set(first), key=first.count)
-            part = first.count(most) / len(first)
-            yield (
-                f"Of the {len(first):,} out-of-distribution inputs that novelty over all layers flags, "
-                f"{percent(part, 0)} differ most in layer `{most}`."
-            )
+        yield from _most_novel_layer(found, found.p_value <= level)
+
+
+def _most_novel_layer(found: Found, flagged: Tensor) -> Iterator[str]:
+    """In which layer flagged inputs differ most, of those that differ most in one."""
+    by_layer = found.p_values[flagged]
+    if not len(by_layer):
+        return
+    single = (by_layer == by_layer.amin(1, keepdim=True)).sum(1) == 1
+    start = f"Of the {len(by_layer):,} out-of-distribution inputs that novelty over all layers flags, "
+    tied = len(by_layer) - int(single.sum())
+    equally = "differ equally in several layers, which have the smallest p-value that the reference inputs allow"
+    if tied == len(by_layer):
+        yield f"{start}all {equally}."
+        return
+    at, counts = by_layer[single].argmin(1).unique(return_counts=True)
+    most = found.names[int(at[counts.argmax()])]
+    also = f"; {percent(tied / len(by_layer), 0)} {equally}" if tied else ""
+    yield f"{start}{percent(float(counts.max()) / len(by_layer), 0)} differ most in layer `{most}`{also}."

@@ -129,9 +129,13 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
             f"{percent(row.level)} (corrected for the number of levels)."
         )
     elif not histogram.outside:
+        nearest = max(found.coverage, key=lambda row: abs((row.bayesian.value or 0.0) - row.level))
+        most = nearest.judged
         yield (
             "All bars of the histogram of F(true value) are within the band that is expected by chance, and no level's "
-            "coverage is off significantly (corrected for the number of levels)."
+            f"coverage is off significantly. The one that is off most is {percent(nearest.level)}: "
+            f"{percent(most.value)}, with an interval of {percent(most.low)} to {percent(most.high)} that is corrected "
+            "for the number of levels."
         )
     said = ""
     if histogram.outside:

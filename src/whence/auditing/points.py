@@ -9,9 +9,13 @@ from whence.auditing.calibration import significant_sign, tone_of
 from whence.numerals import area, number, percent, points, with_interval
 from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
+from whence.report.record.labels import ClassCalibration
 from whence.report.record.verdict import Point, VerdictRules
 
 FAR = 0.1  # of a class's accuracy below that of all
+NAMED = 3  # classes that are named
+RARE = 0.25  # prevalence up to which the accuracy alone says little
+SAME = 1e-5  # nats, below which two log losses are those of the same predictions
 LITTLE = 0.2  # part of the prior variance that training explains, below which shares follow the prior
 
 
@@ -82,6 +86,17 @@ class Judge:
         return found if far else None
 
     @property
+    def rare_class(self) -> str:
+        """What the decision for a rare positive class achieves, in words; empty for others."""
+        two = None if self.record.quality is None else self.record.quality.two_classes
+        if two is None or two.sensitivity is None or two.precision is None or (two.prevalence.value or 1.0) > RARE:
+            return ""
+        return (
+            f" It finds {percent(two.sensitivity.value)} of `{two.positive}` ({percent(two.prevalence.value)} of the "
+            f"inputs), and {percent(two.precision.value)} of these answers are right."
+        )
+
+    @property
     def worst_class(self) -> str:
         """The class that is recognised least often, in words; empty if none is far below the accuracy."""
         found = self._least_recalled
@@ -98,11 +113,14 @@ class Judge:
         part, between = found.test / test.inputs, (found.between or 0) / test.inputs
         held = found.validation / data.validation.inputs if found.validation and data.validation else 0.0
         tone = tone_of(max(part, between, held), rules.duplicates_mixed, rules.duplicates_poor)
-        words = f"{found.test:,} of {test.inputs:,} test inputs ({percent(part)}) also occur in the training data."
+        words = f"{found.test:,} of {test.inputs:,} test inputs ({percent(part)}) also occur in the training data"
+        if found.test and found.same_target is not None and found.same_target < found.test:
+            words += f", {found.same_target:,} of them with the same target"
         if not found.test:
-            words = (
-                f"None of the {test.inputs:,} test inputs occurs among the {found.checked:,} training inputs compared."
-            )
+            every = data.train is not None and data.train.inputs == found.checked
+            compared = f"{'all ' if every else ''}{found.checked:,} training inputs{'' if every else ' compared'}"
+            words = f"None of the {test.inputs:,} test inputs occurs among {'' if every else 'the '}{compared}"
+        words += "."
         if held and data.validation:
             words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."
         if between:
@@ -110,7 +128,8 @@ class Judge:
             words += f" {some} in the validation data, on which the prior and the thresholds were chosen."
         rule = (
             f"Good up to {percent(rules.duplicates_mixed)} of the test or validation inputs, poor above "
-            f"{percent(rules.duplicates_poor)}. Inputs are compared by content; near copies are not found."
+            f"{percent(rules.duplicates_poor)}. Inputs are compared by content, whatever their targets; near copies "
+            "are not found."
         )
         return Point("Independent test data", words, tone, "independence", rule)
 
@@ -129,12 +148,14 @@ class Judge:
         words = f"The log loss is {'lower' if saved > 0 else 'higher'} than that of {guess.words}, by {apart_words})."
         if guess.accuracy is not None and accuracy is not None and accuracy.value is not None:
             words += (
-                f" Always answering `{guess.name}` would be right in {percent(guess.accuracy)}, the network is in "
-                f"{percent(accuracy.value)}{_unclear(guess.accuracy, accuracy)}."
+                f" Always answering `{guess.name}` would be right for {percent(guess.accuracy)} of the "
+                f"{self.record.data.elements or 'inputs'}; the network is right for {percent(accuracy.value)}"
+                f"{_unclear(guess.accuracy, accuracy)}."
             )
         rule = (
-            f"Good if the log loss is significantly lower; poor if it cannot be more than {percent(rules.skill_poor)} "
-            "lower, or if the most frequent class is right significantly more often."
+            "Good if the log loss is significantly lower; poor if even the favourable end of the interval is less than "
+            f"{percent(rules.skill_poor)} of the log loss of guessing, or if always answering the most frequent class "
+            "is right significantly more often."
         )
         return Point("Better than guessing", words, tone, "guessing", rule)
 
@@ -155,6 +176,25 @@ class Judge:
             f"to {points(rules.gap_mixed)} percentage points, poor above {points(rules.gap_poor)}."
         )
         return Point("Generalises", words, tone_of(least, rules.gap_mixed, rules.gap_poor), "generalisation", rule)
+
+    def classes(self) -> Point | None:
+        """Whether every class is recognised at all."""
+        rows, rules = (self.record.quality and self.record.quality.classes) or (), self.rules
+        known = [(row, row.recall) for row in rows if row.count and row.recall is not None]
+        if rules.recall_mixed is None or not known:
+            return None
+        missed = sorted(
+            ((row, recall) for row, recall in known if (recall.high or 0.0) < rules.recall_mixed),
+            key=lambda pair: pair[1].value or 0.0,
+        )
+        least = min(known, key=lambda pair: pair[1].value or 0.0)
+        words = f"The class recognised least often is {_recalled(*least)}."
+        if missed:
+            some = "; ".join(_recalled(*pair) for pair in missed[:NAMED])
+            more = f" and {len(missed) - NAMED:,} more" if len(missed) > NAMED else ""
+            words = f"Hardly ever recognised: {some}{more}."
+        rule = f"Mixed if the 95% interval of a class's recall ends below {percent(rules.recall_mixed)}."
+        return Point("Recognises every class", words, "mixed" if missed else "good", "classes", rule)
 
     def calibration(self) -> Point | None:
         if (ece := self.metric("ece")) is not None:
@@ -180,6 +220,8 @@ class Judge:
         )
         if is_negligible(difference, self.rules.negligible):
             words = f"No significant change in log loss compared with {beside} ({size})."
+            if max(abs(difference.low), abs(difference.high)) < SAME:
+                words = f"None: predictions are those of {beside}, because tuning chose a very strong prior."
             return Point(label, words, "note", "gain", rule)
         better = difference.value < 0
         words = f"The log loss is {'lower' if better else 'higher'} than that of {beside} ({size})."
@@ -214,7 +256,7 @@ class Judge:
             choice = found.choice
             own, best = detectors[choice.usual if choice else "novelty"], found.detectors[0]
             beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
-            others = "".join(f" ({one.label}: {area(one.auroc.value)})" for one in beside)
+            others = "".join(f" ({one.label}: {area(one.auroc.value)}{_reversed(one.auroc)})" for one in beside)
             name = f"The {own.label}" if own.name == "combined" else _capital(own.label)
             words = (
                 f"{name} detects the {self._novel} out-of-distribution inputs given with an AUROC of "
@@ -255,7 +297,7 @@ class Judge:
         every = [d for one in found.groupings for group in one.groups for d in group.differences if d.significant]
         words = " ".join(found.words[: 2 if every else 1])
         worse = any("deferred" not in d.quantity for d in every)  # deferring some more often is no error
-        rule = "Mixed if a group differs significantly in more than how often it is deferred."
+        rule = "Mixed if groups differ in more than how often they are deferred, else a note; it decides nothing."
         return Point("Subgroups", words, "mixed" if worse else "note", "groups", rule)
 
     def prior(self) -> Point | None:
@@ -280,8 +322,16 @@ def _unclear(share: float, accuracy: Estimate) -> str:
     return "" if share == accuracy.value else ": no significant difference"
 
 
+def _recalled(row: ClassCalibration, recall: Estimate) -> str:
+    return f"`{row.name}` ({percent(recall.value)} of {row.count:,})"
+
+
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _reversed(found: Estimate) -> str:
+    return ", which ranks them as less uncertain than test inputs" if (found.high or 1.0) < 0.5 else ""
 
 
 def graded(found: Estimate, good: float, poor: float) -> Tone:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from whence.auditing.profile_tree import LayerNodes, NodeShares, VarianceSums, n
 from whence.engine.batches import Inputs, size_of, take
 from whence.errors import NotDefined
 from whence.linalg.structures import BlockStructure
-from whence.numerals import percent, points
+from whence.numerals import number, percent, points
 from whence.posteriors.laplace.posterior import Laplace
 from whence.recording.blocks import Block
 from whence.recording.units import units_of
@@ -77,7 +77,7 @@ def profile(context: Context, work: float | None = None) -> Profile:
         nodes,
         tuple(views),
         tuple(_negative(nodes, views[: len(sets)], NEGATIVE)),
-        tuple(_words(nodes, test)),
+        tuple(_words(nodes, test, views)),
         posterior.prior.describe(),
     )
 
@@ -246,7 +246,7 @@ def _negative(nodes: tuple[Node, ...], views: list[View], most: int | None = Non
         yield from (NegativeShare(node, view.key, share) for share, node in below[:most])
 
 
-def _words(nodes: tuple[Node, ...], test: View) -> Iterator[str]:
+def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> Iterator[str]:
     rows = [
         (share, explained, prior, node.label)
         for node, share, explained, prior in zip(nodes, test.share, test.explained, test.prior_share, strict=True)
@@ -255,15 +255,22 @@ def _words(nodes: tuple[Node, ...], test: View) -> Iterator[str]:
     share, explained, prior, name = max(rows, key=lambda row: row[0])
     reduced = f"; training reduced its prior variance by {percent(explained, 0)}." if explained is not None else "."
     yield (
-        f"For {test.inputs:,} test inputs, `{name}` contributes {percent(share, 0)} of the predictive variance, and "
-        f"{percent(prior, 0)} under the prior alone{reduced}"
+        f"For {test.inputs:,} test inputs, layer `{name}` contributes {percent(share, 0)} of the predictive variance, "
+        f"and {percent(prior, 0)} under the prior alone{reduced}"
     )
+    novel = next((view for view in views if view.kind == "set" and view.key == "ood"), None)
+    if novel is not None and test.variance is not None and (novel.variance or 0.0) < test.variance:
+        yield (
+            "On average the variance of the outputs is smaller for the out-of-distribution inputs "
+            f"({number(novel.variance)}) than for test inputs ({number(test.variance)}): by itself it does not show "
+            "that inputs are novel."
+        )
     known = sorted((explained, name) for _, explained, _, name in rows if explained is not None)
     if len(known) > 1 and known[-1][0] - known[0][0] > 0.01:
         (low, least), (high, most) = known[0], known[-1]
         yield (
-            f"Training reduced the prior variance most in `{most}` ({percent(high, 0)}) and least in `{least}` "
-            f"({percent(low, 0)})."
+            f"Training reduced the prior variance most in layer `{most}` ({percent(high, 0)}) and least in layer "
+            f"`{least}` ({percent(low, 0)})."
         )
 
 

@@ -50,13 +50,17 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     if not last.sparsity:
         return _nothing(following, whole, best)
     part = percent(last.sparsity, 0)
-    words = f"Ranked by {CRITERIA[best]}, {part} of the weights (without biases) can be removed before {_loss(whole)}"
+    words = f"Ranked by {CRITERIA[best]}, {part} of the weights (without biases) can be removed with {_allowed(whole)}"
     if best != RANDOM and RANDOM in kept:
         random = kept[RANDOM][-1].sparsity
         words += f"; at random, {percent(random, 0) if random else 'none'}"
     words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if _may_exceed(last, whole):
-        words += f" It cannot be excluded that {_loss(whole)} then."
+        words += f" The interval does not rule out a larger {'loss' if whole.accuracy is not None else 'growth'}."
+    if best != RANDOM and len(kept) > 2:
+        words += (
+            f" It is the best of {len(kept)} criteria on these inputs, which makes it look slightly better than it is."
+        )
     if following is not None:
         words += f" With {percent(following.sparsity, 0)} removed it {_moved(following, whole)}."
         if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
@@ -113,6 +117,13 @@ def _loss(whole: PruneRow) -> str:
     if whole.accuracy is not None:
         return "the accuracy falls by more than one percentage point"
     return "the error grows by more than 1%" if whole.rmse is not None else "the log loss grows by more than 0.01 nats"
+
+
+def _allowed(whole: PruneRow) -> str:
+    if whole.accuracy is not None:
+        return "a measured loss of at most one percentage point of accuracy"
+    error, most = ("error", "1%") if whole.rmse is not None else ("log loss", "0.01 nats")
+    return f"a measured growth of the {error} of at most {most}"
 
 
 def _score(whole: PruneRow) -> str:

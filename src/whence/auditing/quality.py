@@ -21,7 +21,7 @@ from whence.auditing.scores import (
     sorted_values,
 )
 from whence.auditing.tasks import Numbers
-from whence.numerals import number, percent
+from whence.numerals import number, percent, with_interval
 from whence.report.record.audit import Baseline, Metric, Quality, Uncertainties
 from whence.report.record.common import Estimate, PlainAndBayesian
 from whence.report.record.common import Numbers as Values
@@ -101,7 +101,11 @@ def _change(difference: Estimate) -> str:
         return "Treating the weights as uncertain does not significantly change the log loss"
     assert difference.value is not None
     changes = "improves" if difference.value < 0 else "worsens"
-    return f"Treating the weights as uncertain {changes} the log loss by {number(abs(difference.value), 2)} nats"
+    if difference.low is None or difference.high is None:
+        return f"Treating the weights as uncertain {changes} the log loss by {number(abs(difference.value), 2)} nats"
+    near, far = sorted(abs(end) for end in (difference.low, difference.high))
+    size = with_interval(abs(difference.value), near, far, "nats").replace(", 95%", " (95%")
+    return f"Treating the weights as uncertain {changes} the log loss by {size})"
 
 
 def _words(section: Quality) -> Iterator[str]:

@@ -28,7 +28,7 @@ from whence.report.record.common import Bins, Estimate, MetricName, ReliabilityB
 from whence.report.record.common import Numbers as Values
 from whence.where.weights import thinned
 
-BINS = 10
+BINS = 15  # as in metrics.ece, so that its value follows from the table
 POINTS = 200  # of a curve
 RANKED = 100_000  # labels that an AUROC of errors ranks
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
@@ -46,8 +46,8 @@ METRICS = [
          "Confident errors cost most."),
         ("brier", "Brier score", "lower", "Squared distance between the predicted probabilities and the outcome."),
         ("crps", "CRPS", "lower", "Distance between the predicted distribution and the outcome."),
-        ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy, in "
-         "percentage points."),
+        ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy over "
+         f"{BINS} groups of equal width, in percentage points. It is too large on average if there are few inputs."),
         ("coverage", "Coverage of 95% intervals", "0.95", "Share of true values inside the interval; it should be "
          "95%."),
         ("width", "Width of 95% intervals", "lower", "Mean width of the intervals; comparable only at equal coverage."),

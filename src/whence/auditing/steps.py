@@ -19,12 +19,13 @@ from whence.metrics.elements import MetricOptions, elements
 from whence.metrics.intervals import Estimate as Measured
 from whence.metrics.intervals import resamples
 from whence.metrics.means import LEAST, mean
-from whence.metrics.proportions import clustered_share, share_of
+from whence.metrics.proportions import clustered_share, share_of, t_quantile
 from whence.report.record.audit import DeferralStep
 from whence.report.record.common import Estimate, RejectionCurve
 
 STEPS = 200
 CURVE = 100  # points of error against coverage
+TINY = 1e-12
 FEWEST = 10  # predicted numbers that are answered
 
 
@@ -132,6 +133,23 @@ class NumberAnswers:
         at = which.nonzero().flatten()
         members = elements(self.squared.shape, MetricOptions(seed=self.seed), self.squared.device)
         return mean("error", self.squared[at], members.subset(at), root=True) if len(at) else None
+
+    def change(self, which: Tensor) -> Measured | None:
+        """The root mean squared error of some inputs minus that of all, by the linearised difference and Student's t.
+
+        There are as many degrees of freedom as the smaller of the two kinds allows.
+        """
+        fewest, count = min(int(which.sum()), int((~which).sum())), len(which)
+        if fewest < 2:
+            return None
+        value, influence = 0.0, torch.zeros_like(self.squared)
+        for sign, kind in ((1.0, which), (-1.0, torch.ones_like(which))):
+            square = self.squared[kind].mean()
+            root = square.sqrt().clamp(min=TINY)
+            value += sign * float(root)
+            influence += sign * torch.where(kind, self.squared - square, 0.0) / kind.sum() / (2 * root)
+        reach = t_quantile(0.975, fewest - 1) * float(influence.square().sum() * count / (count - 1)) ** 0.5
+        return Measured(value, value - reach, value + reach, 0.95, count, 0, "change")
 
     def _errors(self, ordered: Ordered, ends: Tensor) -> list[Measured]:
         """With studentised bootstrap intervals; the last one is that of ``metrics.rmse`` of all inputs."""

@@ -27,6 +27,7 @@ SUMMARIES: dict[PointKey, dict[Tone, str]] = {
         "mixed": "is more accurate on its training data than on the test data",
         "poor": "is much more accurate on its training data than on the test data",
     },
+    "classes": {"mixed": "hardly ever recognises some classes"},
     "calibration": {
         "good": "is well calibrated",
         "mixed": "is somewhat miscalibrated",
@@ -59,6 +60,7 @@ def verdict(record: AuditRecord, rules: VerdictRules) -> Verdict:
         judge.independence(),
         judge.guessing(),
         judge.generalisation(),
+        judge.classes(),
         judge.calibration(),
         judge.gain(),
         judge.errors(),
@@ -92,6 +94,9 @@ def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
         summaries["novelty"]["mixed"] = "detects the out-of-distribution inputs given less well than another detector"
     shared = judge.shared_inputs
     said = f"was trained on {shared}" if shared else "was tuned on inputs of its test data"
+    said += (
+        ", so the scores above may be too good" if any(p.key == "independence" and p.is_poor for p in points) else ""
+    )
     summaries["independence"] = dict.fromkeys(("mixed", "poor"), said)
     known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
     found = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
@@ -118,5 +123,5 @@ def _opening(judge: Judge) -> str:
         return f"{words}."
     of = judge.record.data.counted(score.count, "test")
     if accuracy:
-        return f"{words} and classifies {percent(score.value)} of {of} correctly{judge.worst_class}."
+        return f"{words} and classifies {percent(score.value)} of {of} correctly{judge.worst_class}.{judge.rare_class}"
     return f"{words} and an RMSE of {quantity(score.value, judge.record.unit)} on {of}."

@@ -103,7 +103,7 @@ class FitOptions:
             curvature = CurvatureKind.GGN if exact else CurvatureKind.MC
             if not exact:
                 notice(
-                    f"the network has {width} outputs per example, so the curvature is the sampled Fisher "
+                    f"the network has {width:,} outputs per example, so the curvature is the sampled Fisher "
                     f"({self.draws.count} label draw per example; curvature='ggn' is exact and slower)."
                 )
         allowed = SUPPORTED[self.structure]

@@ -46,9 +46,9 @@ def ece(
 ) -> Estimate:
     """Expected calibration error of the largest probability (Guo et al. 2017, eq. 3).
 
-    ``norm="l1"``: Σ_b w_b |accuracy_b − confidence_b|; ``"l2"``: the root of the weighted squares. The interval is
-    computed by inverting a test; it may be below the value, which is biased upward, but not below what the difference
-    of mean confidence and accuracy shows.
+    ``norm="l1"``: Σ_b w_b |accuracy_b − confidence_b|; ``"l2"``: the root of the weighted squares. The value is biased
+    upward for few inputs; the interval is computed by inverting a test, and extended to contain the value. Its lower
+    end is not below what the difference of mean confidence and accuracy shows.
     """
     chosen = weighted_l1 if one_of(norm, ("l1", "l2"), "norm") == "l1" else weighted_l2
     cells = _confidence_cells(Bins.of(bins, binning), read_labels("ece", prediction, targets, common))
@@ -238,7 +238,7 @@ def _calibration_error(name: str, norm: Norm, cells: Cells, pool: bool = False) 
             ends = min(low for low, _ in every), max(high for _, high in every)
             if pool:
                 ends = _beyond_the_mean(ends, observed, shares, gaps, level)
-        return ends[0], min(ends[1], 1.0)
+        return min(ends[0], value), min(max(ends[1], value), 1.0)
 
     return estimate(name, value, members, interval)
 

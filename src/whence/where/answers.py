@@ -166,7 +166,7 @@ def _fewest_layers(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> 
         f" and {needed - NAMED} more" if needed > NAMED else ""
     )
     words = (
-        f"{needed} of {len(inside.names)}: {named}, with {percent(weights)} of the weights. With these alone "
+        f"{needed} of {len(inside.names)} layers ({named}), with {percent(weights)} of the weights. With these alone "
         "uncertain, "
         f"{len(scorer.y):,} test inputs have {_change(few, whole)}."
     )

@@ -83,10 +83,18 @@ class Novelty:
         below = (by_layer <= level).nonzero().flatten().tolist()
         if not below:
             return f"input {index} differs from the training data over all layers (p = {p_value(p)}), in no single one."
-        words = f"input {index} differs from the training data (p = {p_value(p)}), most in {named(most)}."
+        equal = (by_layer == by_layer[most]).nonzero().flatten().tolist()
+        start = f"input {index} differs from the training data (p = {p_value(p)})"
+        if len(equal) > 1:
+            words = (
+                f"{start}, equally in {len(equal)} layers (p = {p_value(float(by_layer[most]))}), the first of them "
+            )
+            words += f"`{self.names[most]}`."
+        else:
+            words = f"{start}, most in {named(most)}."
         if most != below[0]:
             words += f" The earliest layer that notices it is {named(below[0])}."
-        others = len(below) - len({below[0], most})
+        others = len(below) - len({below[0], *equal})
         return words + (f" {others} more {'layer notices' if others == 1 else 'layers notice'} it." if others else "")
 
     def _not_novel(self, p: float, smallest: float, layer: str, level: float) -> str:

@@ -206,6 +206,9 @@ def _features(posterior: Laplace, piece: Inputs | Batch) -> Features:
     with torch.no_grad(), fused_attention_off, hooked(modules, keep):
         logits = posterior.network(inputs)
     if not last:
-        raise NotDefined("the network calls no nn.Linear on [N, D]; detectors of its last features are not defined.")
+        raise NotDefined(
+            "the network has no linear layer with one row of features for each input; detectors that use the last "
+            "features are not defined."
+        )
     labels = None if targets is None else targets.reshape(size, -1)[:, 0].cpu()
     return Features(logits.double().cpu().reshape(size, -1), last[0], layers, labels)

@@ -102,7 +102,7 @@ class Tracker:
         self.settings["curvature"] = "ggn" if exact else "mc"
         if not exact:
             notice(
-                f"the network has {outputs} outputs per example, so the curvature of a record is sampled "
+                f"the network has {outputs:,} outputs per example, so the curvature of a record is sampled "
                 f"({self.settings['draws']} draws each; curvature='ggn' is exact and slower)."
             )
 

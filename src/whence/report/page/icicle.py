@@ -201,7 +201,7 @@ def _note(view: View, squeezed: int, spread: Spread | None) -> str:
 def _size(variance: float | None, spread: Spread | None) -> str:
     """The mean variance of a view, of predicted numbers as a standard deviation."""
     if spread is None or variance is None or variance < 0:
-        return f"mean variance {number(variance)}"
+        return f"mean variance of the outputs {number(variance)}"
     of = ", all outputs together" if spread.several else ""
     return f"standard deviation from weights {quantity(math.sqrt(variance), spread.unit)}{of}"
 

@@ -152,6 +152,7 @@ class Reached:
     coverage: Estimate
     error: Estimate | None
     deferred_error: Estimate | None
+    change: Estimate | None = None  # error of the answered inputs minus that of all
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     made = dict(data)
     if isinstance(deferral := data.get("deferral"), dict):
         made["deferral"] = deferral | {"rows": [_completed_rule(row) for row in deferral.get("rows") or ()]}
+    verdict = data.get("verdict")
+    if isinstance(verdict, dict) and isinstance(rules := verdict.get("rules"), dict):
+        made["verdict"] = verdict | {"rules": {"recall_mixed": None} | rules}  # not judged before version 3
     run = data.get("run")
     if isinstance(run, dict) and isinstance(run.get("posterior"), dict):
         made["run"] = run | {"posterior": {"kind": "Laplace", "describe": "Laplace"} | run["posterior"]}

@@ -12,6 +12,7 @@ PointKey = Literal[
     "independence",
     "guessing",
     "generalisation",
+    "classes",
     "calibration",
     "gain",
     "errors",
@@ -20,9 +21,18 @@ PointKey = Literal[
     "location",
     "prior",
 ]
-JUDGED: tuple[PointKey, ...] = ("independence", "guessing", "generalisation", "calibration", "errors", "novelty")
+JUDGED: tuple[PointKey, ...] = (
+    "independence",
+    "guessing",
+    "generalisation",
+    "classes",
+    "calibration",
+    "errors",
+    "novelty",
+)
+UNJUDGED = ("pit_good", "pit_poor", "recall_mixed")  # may be None: not judged, as in earlier versions
 
-RULES_VERSION = 2  # since 2 the distribution of F(true value) counts, and the answers of each class
+RULES_VERSION = 3  # since 2 the distribution of F(true value) counts, and the answers of each class; since 3 recall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +40,7 @@ class VerdictRules:
     """The thresholds of the verdict; ``docs/audit.md`` has the rules in words.
 
     Each threshold is compared with the end of a 95% interval that is nearer to the other side, so that chance alone
-    rarely decides. The overall verdict is poor if any judged point is poor, good if all of them are good.
+    rarely decides. The overall verdict is poor if any judged point is poor, good if all of them are good, else mixed.
     """
 
     version: int = RULES_VERSION  # of the rules, not of their thresholds
@@ -39,6 +49,7 @@ class VerdictRules:
     skill_poor: float = 0.05  # log loss saved relative to guessing, below which a network is no better than that
     gap_mixed: float = 0.05  # training accuracy minus test accuracy
     gap_poor: float = 0.2
+    recall_mixed: float | None = 0.1  # share of a class that is recognised
     ece_negligible: float = 0.005  # a calibration error whose interval reaches below it is not significant
     ece: float = 0.05  # good if the interval ends below, poor if it starts above
     too_wide: float = 0.1  # upper end of an insignificant calibration error above which nothing is known
@@ -60,8 +71,8 @@ class VerdictRules:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if value is None and one.name in ("pit_good", "pit_poor"):
-                continue  # not judged, as in version 1
+            if value is None and one.name in UNJUDGED:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise BadOption(f"VerdictRules({one.name}={value!r}): a threshold is a number of 0 or more.")
         if self.version not in range(1, RULES_VERSION + 1):
@@ -144,10 +155,12 @@ class Guessing:
 class Overlap:
     """Inputs that also occur in the training data, of which the first ``checked`` were compared.
 
-    ``between``: test inputs that also occur in the validation data.
+    ``between``: test inputs that also occur in the validation data. ``same_target``: those of the test inputs that have
+    the same target there too.
     """
 
     checked: int
     test: int | None
     validation: int | None
     between: int | None = None
+    same_target: int | None = None
