@@ -33,6 +33,7 @@ class Runtime:
     vmapped_backward: bool = True  # the same by vmap, which is faster
     forward_mode: bool = True  # until a forward derivative is missing or wrong
     vmapped_examples: bool = True  # until per-example gradients cannot be vectorised
+    compared: set[Any] = field(default_factory=set)  # batched derivatives that agree with plain ones
     inputs_together: int | None = None  # inputs of a prediction that fit, after memory ran out
     confirmed: bool = False  # whether later inputs have been checked thoroughly
     layouts: dict[Any, Any] = field(default_factory=dict)  # layouts of calls that the first batch did not make
@@ -298,7 +299,8 @@ def weights_hash(module: nn.Module) -> str:
         if not isinstance(tensor, Tensor):
             continue
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        value = tensor.detach().cpu().contiguous()
+        value = tensor.detach().cpu()
+        value = (value if value.layout is torch.strided else value.to_dense()).contiguous()
         value = value.to(torch.float32) if value.is_floating_point() else value
         digest.update(value.view(-1).numpy().data)
     return digest.hexdigest()

@@ -261,3 +261,14 @@ def test_rounding_is_not_taken_for_that(dtype: torch.dtype) -> None:
         warnings.simplefilter("always")
         whence.laplace(network.to(dtype), (x, labels(64)), likelihood="classification", layers="last", progress=False)
     assert not [w for w in seen if "random" in str(w.message)]
+
+
+class HalfRounded(Two):
+    """A network in double precision that computes something in single precision, rounded by the batch size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x).tanh()) * (1 + 5e-8 * (len(x) < 20))
+
+
+def test_nor_is_single_precision_inside_a_network_in_double_precision() -> None:
+    fit_batches(HalfRounded(), [ROWS], structure="diag")

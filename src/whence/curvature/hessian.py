@@ -24,7 +24,7 @@ from whence.linalg.structures import Diagonal, Structure, StructureKind, Symmetr
 from whence.recording.blocks import Block
 from whence.recording.plan import Plan
 from whence.recording.positions import find_live, has_sequences, probe
-from whence.recording.recorder import gradients
+from whence.recording.backward import gradients
 
 LIMIT = 20_000  # parameters; the Hessian takes one backward pass for each
 

@@ -22,7 +22,8 @@ from whence.errors import UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
 from whence.recording.independence import check_alone, doubled
-from whence.recording.recorder import TOLERANCE, Pass, Recorder, Ref, Use, densified, forward, gradients, probe_like
+from whence.recording.backward import TOLERANCE, densified, gradients
+from whence.recording.recorder import Pass, Recorder, Ref, Use, forward, probe_like
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
 MISMATCH = "its gradient is not the sum over its recognised calls"

@@ -7,7 +7,6 @@ context manager, and leaves nothing behind after an exception.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -19,10 +18,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from whence.engine.batches import Inputs
-from whence.engine.contexts import capturing
-from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
+from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network, differentiable
 from whence.recording.attention import attention
+from whence.recording.backward import gradients
 from whence.recording.broadcast import (
     ADDITIONS,
     EXPANSIONS,
@@ -79,7 +78,6 @@ class Use:
 
 
 PERIOD = 1_000_003  # entries
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative error of gradients that rounding may cause
 MAXIMA = {
     torch.max,
     torch.amax,
@@ -256,8 +254,14 @@ class Recorder(TorchFunctionMode):
 
 
 def _followed(out: Any) -> TypeGuard[Tensor]:
-    """Whether a result is recorded. Complex ones (of a Fourier transform) are left to gradients of single examples."""
-    return isinstance(out, Tensor) and out.requires_grad and out.is_floating_point()
+    """Whether a result is recorded.
+
+    Complex ones (of a Fourier transform), and those inside ``torch.func`` (a network that differentiates itself), are
+    left to gradients of single examples.
+    """
+    if not (isinstance(out, Tensor) and out.requires_grad and out.is_floating_point()):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(out)
 
 
 def own(out: Tensor) -> Tensor:
@@ -293,63 +297,6 @@ class Pass:
             self.outputs.new_zeros(len(columns), *self.uses[i].shape) if g is None else g
             for i, g in zip(which, grads, strict=True)
         ]
-
-
-def gradients(
-    network: Network, outputs: Tensor, edges: Sequence[Any], columns: Tensor, create_graph: bool
-) -> list[Tensor | None]:
-    """Gradients of ⟨columns[k], outputs⟩ at the edges, batched over k where the operations allow."""
-    options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-    if len(columns) > 1:
-        for name, together in (("vmapped_backward", _vmapped), ("batched_backward", _batched)):
-            if not (network.runtime.batched_backward and getattr(network.runtime, name)):
-                continue
-            try:
-                return together(outputs, edges, columns, options)
-            except RuntimeError as error:
-                if is_out_of_memory(error) or capturing():
-                    raise
-                setattr(network.runtime, name, False)  # some operation cannot be batched this way
-    single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
-    if len(single) == 1:
-        return [None if g is None else g.unsqueeze(0) for g in single[0]]
-    stacked: list[Tensor | None] = []
-    for per_edge in zip(*single, strict=True):
-        found = next((g for g in per_edge if g is not None), None)
-        if found is None:
-            stacked.append(None)
-            continue
-        given = [torch.zeros_like(found) if g is None else g for g in per_edge]
-        # The columns of an example are adjacent in memory, so that per-example products need no copy.
-        stacked.append(torch.stack(given, dim=1).transpose(0, 1) if found.dim() else torch.stack(given))
-    return stacked
-
-
-def densified(g: Tensor) -> Tensor:
-    """A sparse gradient (of an embedding) as a plain tensor."""
-    return g.to_dense() if g.is_sparse else g
-
-
-def _batched(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-    """All columns in one backward pass; torch runs convolutions, pooling and some others one by one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
-
-
-def _vmapped(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-    """All columns in one backward pass, by vmap."""
-    used: list[bool] = []
-
-    def back(column: Tensor) -> tuple[Tensor, ...]:
-        found = torch.autograd.grad(outputs, edges, column, **options)  # type: ignore[arg-type]
-        used[:] = [g is not None for g in found]
-        return tuple(g for g in found if g is not None)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        found = iter(torch.func.vmap(back)(columns))
-    return [next(found) if there else None for there in used]
 
 
 def forward(network: Network, inputs: Inputs, fused: bool = False, recorder: Recorder | None = None) -> Pass:
