@@ -33,6 +33,20 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def no_model(given: Any) -> str:
+    """Why something that is no module cannot be the model, and what to pass."""
+    kind = type(given).__name__
+    if hasattr(given, "networks") and hasattr(given, "predict"):
+        return f"the model is a {kind}, which is a posterior already. Pass the trained torch.nn.Module."
+    if isinstance(given, type):
+        return f"the model is a class; pass an instance, as in {given.__name__}(…)."
+    if isinstance(given, Mapping) and given and all(isinstance(v, Tensor) for v in given.values()):
+        return f"the model must be a torch.nn.Module, not a {kind} of tensors. Load the state into its network first."
+    swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
+    order = " The model comes first, then the data." if swapped else ""
+    return f"the model must be a torch.nn.Module, not a {kind}.{order}"
+
+
 def copy_module(model: nn.Module) -> nn.Module:
     """A deep copy that also handles computed tensors in attributes (old-style weight norm) and sharded weights."""
     if is_sharded(model):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.copies import clear_caches, copy_module, find_caches, unwrap
+from whence.copies import clear_caches, copy_module, find_caches, no_model, unwrap
 from whence.engine.batches import Data, Inputs, as_inputs, as_source, is_pair, map_tensors, size_of, tensors_in
 from whence.engine.contexts import ContiguousGradients, fused_attention_off, has_batch_norm
 from whence.errors import BadData, UnsupportedLayer
@@ -67,10 +67,12 @@ class Network:
     def snapshot(cls, model: nn.Module) -> Network:
         """Copy ``model``; the original is not changed, and no reference is kept."""
         if not isinstance(model, nn.Module):
-            raise BadData(_no_model(model))
+            raise BadData(no_model(model))
         network = cls(copy_module(unwrap(model)).eval())
         if not network.params:
-            raise BadData(f"the model ({type(model).__name__}) has no parameters.")
+            packed = any("quantized" in type(part).__module__ for part in network.module.modules())
+            hint = " Quantised layers hold theirs packed: pass the network before quantisation." if packed else ""
+            raise BadData(f"the model ({type(model).__name__}) has no parameters.{hint}")
         lazy = [n for n, p in network.params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
         if lazy:
             raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
@@ -199,12 +201,13 @@ class Network:
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             pair = " If this is (inputs, targets), pass the inputs alone." if len(args) == 2 else ""
+            pair = " If it takes its input without a name, yield pairs (inputs, targets)." if len(kwargs) == 1 else pair
             raise BadData(
                 f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is "
                 f"unpacked, a mapping becomes keywords.{pair}"
             ) from error
         self.returns_object = not isinstance(output, Tensor)
-        return output_tensor(output)
+        return output_tensor(output, inputs)
 
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
@@ -213,7 +216,7 @@ class Network:
             output = call_with(self.module, params, args, kwargs)
         if not isinstance(output, Tensor):
             self.returns_object = True
-        return output_tensor(output)
+        return output_tensor(output, inputs)
 
     def to(self, *args: Any, **kwargs: Any) -> Network:
         """A copy on another device or in another floating-point dtype."""
@@ -244,15 +247,6 @@ class Network:
 def source_for(module: nn.Module, data: Any, role: str = "data") -> Any:
     """Data for a network as a pair or a loader, see :func:`as_source`."""
     return as_source(data, takes=argument_names(module), role=role)
-
-
-def _no_model(given: Any) -> str:
-    kind = type(given).__name__
-    if hasattr(given, "networks") and hasattr(given, "predict"):
-        return f"the model is a {kind}, which is a posterior already. Pass the trained torch.nn.Module."
-    swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
-    order = " The model comes first, then the data." if swapped else ""
-    return f"the model must be a torch.nn.Module, not a {kind}.{order}"
 
 
 def _is(value: Any) -> TypeGuard[Tensor]:
@@ -347,12 +341,17 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def output_tensor(output: Any) -> Tensor:
-    """The tensor of raw outputs: the module's result or its ``logits``; one number per example as [N, 1]."""
+def output_tensor(output: Any, inputs: Inputs = ()) -> Tensor:
+    """The tensor of raw outputs: the module's result or its ``logits``; one number per example as [N, 1].
+
+    The dimension of one example alone is restored where the network drops it, as ``.squeeze()`` does.
+    """
     logits = output
     if not isinstance(output, Tensor):
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
+        dropped = (logits.dim() == 0 or len(logits) != 1) and {len(t) for t in tensors_in(inputs) if t.dim()} == {1}
+        logits = logits.unsqueeze(0) if dropped else logits
         return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
         f"the network returns a {type(output).__name__}; whence needs one tensor, or an object with 'logits'. "
