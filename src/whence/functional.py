@@ -83,6 +83,7 @@ class Network:
         for name, fine in zip(network.params, finite, strict=True):
             if not fine:
                 raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
+        network.refuse_replaced()
         network.hash = weights_hash(network.module)
         return network
 
@@ -242,6 +243,16 @@ class Network:
     def find_caches(self, inputs: Inputs) -> None:
         """Find caches of forward passes in the modules, so that each pass uses its own weights."""
         find_caches(self.module, lambda: self(inputs))
+        self.refuse_replaced()
+
+    def refuse_replaced(self) -> None:
+        """Refuse a network that makes new parameters by itself: gradients would be those of the old ones."""
+        for name, p in self.module.named_parameters():
+            if self.params.get(name) is not p:
+                raise UnsupportedLayer(
+                    f"the network replaces its parameter {name!r} whenever it runs or lists its parameters (as PEFT's "
+                    "adapters of nn.MultiheadAttention do). Keep one parameter: adapt separate Linear layers instead."
+                )
 
 
 def source_for(module: nn.Module, data: Any, role: str = "data") -> Any:
