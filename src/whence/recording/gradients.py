@@ -22,10 +22,10 @@ from whence.engine.memory import chunks
 from whence.errors import is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
+from whence.recording.backward import agree, densified, gradients, mixing
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.layer_input import LayerInput, outer_sum, times
 from whence.recording.layout import as_weight
-from whence.recording.backward import agree, densified, gradients, mixing
 from whence.recording.recorder import Ref
 from whence.recording.rules import EmbeddingRule, MatrixRule
 

@@ -21,8 +21,8 @@ from whence.engine.options import Option
 from whence.errors import UnsupportedLayer, first_line, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
-from whence.recording.independence import check_alone, doubled
 from whence.recording.backward import TOLERANCE, densified, gradients
+from whence.recording.independence import check_alone, doubled
 from whence.recording.recorder import Pass, Recorder, Ref, Use, forward, probe_like
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
