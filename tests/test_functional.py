@@ -226,6 +226,36 @@ def test_a_replaced_forward_that_holds_nothing_of_the_network_is_fine() -> None:
     assert_close(fit(model).covariance(), wanted.covariance(), 1e-12)
 
 
+# Precision
+
+
+class Converting(nn.Module):
+    """A network that returns its logits in another precision than its own."""
+
+    def __init__(self, own: torch.dtype, out: torch.dtype) -> None:
+        super().__init__()
+        self.head, self.own, self.out = nn.Linear(4, 3).to(own), own, out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.to(self.own)).to(self.out)
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_outputs_may_have_another_precision_than_the_network(own: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Converting(own, torch.float64 if own == torch.float32 else torch.float32)
+    posterior = fit(model, structure="kron")
+    wanted = fit(nn.Sequential(model.head), x=X.to(own), structure="kron")
+    assert_close(posterior.predict(X).logit_cov, wanted.predict(X.to(own)).logit_cov, 1e-4)
+    assert sum(row.variance_share for row in posterior.where(X).layers) == pytest.approx(1)
+
+
+def test_parameters_in_double_and_single_precision_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3).double())
+    with pytest.raises(UnsupportedLayer, match=r"'1\.bias' is in double precision, and '0\.bias' is not"):
+        fit(model, x=X.float())
+
+
 # Functions in attributes and hooks
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whence.errors import UnsupportedLayer
 
 OWN = ("_parameters", "_buffers", "_modules")  # torch's own attributes of a module
+GLOBAL = (dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"])  # instructions that read a global name
 LEFT = (*OWN, "forward", "_backward_hooks", "_backward_pre_hooks")  # has rules of its own, or is not copied
 
 
@@ -124,7 +125,7 @@ def parts_of(value: Any) -> list[Any]:
 
 def _global_names(function: types.FunctionType) -> list[str]:
     """The global names that a function reads."""
-    return [step.argval for step in dis.get_instructions(function) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    return [step.argval for step in dis.get_instructions(function) if step.opcode in GLOBAL]
 
 
 def _is_own_global(found: Any, user: types.FunctionType) -> bool:

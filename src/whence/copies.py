@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.closures import OWN, Closures, inside
-from whence.errors import UnsupportedLayer, WhenceError, notice
+from whence.errors import BadData, UnsupportedLayer, WhenceError, notice
 
 CACHES = "_whence_caches"  # on the private copy of a module
 SHARDED_REMEDY = (
@@ -43,6 +43,27 @@ def no_model(given: Any) -> str:
     swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
     order = " The model comes first, then the data." if swapped else ""
     return f"the model must be a torch.nn.Module, not a {kind}.{order}"
+
+
+def check_parameters(params: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters without finite values, on several devices, or in double and single precision."""
+    lazy = [n for n, p in params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
+    if lazy:
+        raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
+    devices = {p.device for p in params.values()}
+    if len(devices) > 1:
+        raise BadData(f"the parameters are on several devices ({sorted(map(str, devices))}); move them to one.")
+    kinds = {p.dtype: n for n, p in params.items() if p.is_floating_point()}
+    if torch.float64 in kinds and len(kinds) > 1:
+        single = next(n for dtype, n in kinds.items() if dtype != torch.float64)
+        raise UnsupportedLayer(
+            f"the parameter {kinds[torch.float64]!r} is in double precision, and {single!r} is not. Convert the "
+            "network to one of them: model.float() or model.double()."
+        )
+    finite = torch.stack([torch.isfinite(p).all() for p in params.values()]).tolist()
+    for name, fine in zip(params, finite, strict=True):
+        if not fine:
+            raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
 
 
 def copy_module(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.copies import clear_caches, copy_module, find_caches, no_model, unwrap
+from whence.copies import check_parameters, clear_caches, copy_module, find_caches, no_model, unwrap
 from whence.engine.batches import Data, Inputs, as_inputs, as_source, is_pair, map_tensors, size_of, tensors_in
 from whence.engine.contexts import ContiguousGradients, fused_attention_off, has_batch_norm
 from whence.errors import BadData, UnsupportedLayer
@@ -73,16 +73,7 @@ class Network:
             packed = any("quantized" in type(part).__module__ for part in network.module.modules())
             hint = " Quantised layers hold theirs packed: pass the network before quantisation." if packed else ""
             raise BadData(f"the model ({type(model).__name__}) has no parameters.{hint}")
-        lazy = [n for n, p in network.params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
-        if lazy:
-            raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
-        devices = {p.device for p in network.params.values()}
-        if len(devices) > 1:
-            raise BadData(f"the parameters are on several devices ({sorted(map(str, devices))}); move them to one.")
-        finite = torch.stack([torch.isfinite(p).all() for p in network.params.values()]).tolist()
-        for name, fine in zip(network.params, finite, strict=True):
-            if not fine:
-                raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
+        check_parameters(network.params)
         network.refuse_replaced()
         network.hash = weights_hash(network.module)
         return network
@@ -208,7 +199,7 @@ class Network:
                 f"unpacked, a mapping becomes keywords.{pair}"
             ) from error
         self.returns_object = not isinstance(output, Tensor)
-        return output_tensor(output, inputs)
+        return self._in_own_precision(output_tensor(output, inputs))
 
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
@@ -217,7 +208,12 @@ class Network:
             output = call_with(self.module, params, args, kwargs)
         if not isinstance(output, Tensor):
             self.returns_object = True
-        return output_tensor(output, inputs)
+        return self._in_own_precision(output_tensor(output, inputs))
+
+    def _in_own_precision(self, outputs: Tensor) -> Tensor:
+        """Outputs that the network converts at its end, from double to single precision or back, as they were."""
+        whole = (torch.float32, torch.float64)
+        return outputs.to(self.dtype) if outputs.dtype in whole and self.dtype in whole else outputs
 
     def to(self, *args: Any, **kwargs: Any) -> Network:
         """A copy on another device or in another floating-point dtype."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import whence
 from tests.comparison import assert_close
@@ -62,7 +63,23 @@ class Pooled(nn.Module):
         return self.head(torch.sparse.mm(self.mix.to(x.dtype), rows.mean(1).T).T.tanh())
 
 
-@pytest.mark.parametrize("kind", [Distances, Slopes, Pooled])
+class Ranges(nn.Module):
+    """Ranges of one vector and of one table, in every role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector, self.table = nn.Parameter(torch.randn(16)), nn.Parameter(torch.randn(8, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.layer_norm((x + self.vector[:4]).tanh() * self.vector[4:8], (4,), self.vector[8:12], self.vector[12:])
+        words = (x > 0).long()
+        looked_up = F.embedding(words, self.table[:4]) + F.embedding(words, self.table[4:])
+        first = self.table[:1].expand(len(x), 4)
+        return self.head((h + looked_up.mean(1) + first).tanh())
+
+
+@pytest.mark.parametrize("kind", [Distances, Slopes, Pooled, Ranges])
 def test_networks_for_which_torch_or_the_recorder_needs_care(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = kind().double()

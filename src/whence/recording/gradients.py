@@ -22,7 +22,7 @@ from whence.engine.memory import chunks
 from whence.errors import is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
-from whence.recording.backward import agree, densified, gradients, mixing
+from whence.recording.backward import agree, densified, gradients, mixed_by, mixing
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.layer_input import LayerInput, outer_sum, times
 from whence.recording.layout import as_weight
@@ -210,7 +210,7 @@ class PerExample:
         sent = (weights.reshape(*weights.shape, *[1] * (columns.dim() - 2)) * columns).sum(0, keepdim=True)
         params = [self.network.params[name] for name in self.names]
         true = gradients(self.network, self.network(inputs), params, sent, False)
-        mixed = [torch.tensordot(weights, found[name], 2) for name in self.names]
+        mixed = [mixed_by(weights, found[name]) for name in self.names]
         agreed = agree(self.network, mixed, [None if g is None else densified(g)[0] for g in true])
         if agreed:
             compared.add("examples")

@@ -36,7 +36,7 @@ from whence.recording.broadcast import (
     operands,
 )
 from whence.recording.recurrent import CELLS, SEQUENCES, RecurrentCall
-from whence.recording.rules import BINDERS, ElementRule, EmbeddingRule, Rule
+from whence.recording.rules import BINDERS, ElementRule, EmbeddingRule, MatrixRule, Rule
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ class Recorder(TorchFunctionMode):
             return out  # a range of inputs, not of outputs: handled by the fallback
         if weight is None and bias is None:
             return out
+        if not isinstance(call.rule, MatrixRule) and not all(ref is None or ref.whole for ref in (weight, bias)):
+            return out  # of vectors and tables only whole ones are followed
         if (weight and weight.offset and not isinstance(call.rule, ElementRule)) or (bias and bias.offset):
             return out  # 1 + p is supported only as a scale
         if func is F.batch_norm and (kwargs.get("training", False) or (len(args) > 5 and args[5])):
@@ -173,7 +175,7 @@ class Recorder(TorchFunctionMode):
     def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
         for x, p in operands(args, kwargs):
             ref, seen = self._ref(p) or self._reshaped(p), self.looked_up.get(id(p))
-            if ref is not None and not ref.offset:
+            if ref is not None and ref.whole and not ref.offset:
                 rule = self._broadcast(AddedRule, x, p, out, (None, ref))
                 if rule is not None:
                     self._add(rule, None, ref, out)
@@ -187,7 +189,7 @@ class Recorder(TorchFunctionMode):
     def _record_expansion(self, out: Tensor, p: Tensor) -> Tensor:
         """Record an expanded parameter; return an output that is not a view of it."""
         ref = self._ref(p) or self._reshaped(p)
-        rule = None if ref is None or ref.offset or out is p else expanded_rule(p, out)
+        rule = None if ref is None or not ref.whole or ref.offset or out is p else expanded_rule(p, out)
         if rule is None:
             return out
         out = out.clone()
@@ -197,7 +199,7 @@ class Recorder(TorchFunctionMode):
     def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for x, p in pairs:
             ref = self._ref(p) or self._reshaped(p)
-            rule = None if ref is None else self._broadcast(ScaledRule, x, p, out, (ref, None))
+            rule = None if ref is None or not ref.whole else self._broadcast(ScaledRule, x, p, out, (ref, None))
             if rule is not None:
                 self._add(rule, ref, None, out)
 
