@@ -357,8 +357,8 @@ def output_tensor(output: Any, inputs: Inputs = ()) -> Tensor:
     if not isinstance(output, Tensor):
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
-        dropped = (logits.dim() == 0 or len(logits) != 1) and {len(t) for t in tensors_in(inputs) if t.dim()} == {1}
-        logits = logits.unsqueeze(0) if dropped else logits
+        alone = {len(t) for t in tensors_in(inputs) if t.dim()} == {1}
+        logits = logits.unsqueeze(0) if alone and (logits.dim() == 0 or len(logits) != 1) else logits
         return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
         f"the network returns a {type(output).__name__}; whence needs one tensor, or an object with 'logits'. "
