@@ -34,13 +34,13 @@ def gradients(
             if not (network.runtime.batched_backward and getattr(network.runtime, name)):
                 continue
             try:
-                found = together(outputs, edges, columns, options)
+                batched = together(outputs, edges, columns, options)
             except RuntimeError as error:
                 if is_out_of_memory(error) or capturing():
                     raise
             else:
-                if _confirmed(network, (name, len(edges)), found, outputs, edges, columns):
-                    return found
+                if _confirmed(network, (name, len(edges)), batched, outputs, edges, columns):
+                    return batched
             setattr(network.runtime, name, False)  # some operation cannot be batched this way
     single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
     if len(single) == 1:
