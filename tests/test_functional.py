@@ -226,6 +226,93 @@ def test_a_replaced_forward_that_holds_nothing_of_the_network_is_fine() -> None:
     assert_close(fit(model).covariance(), wanted.covariance(), 1e-12)
 
 
+# Precision
+
+
+class Converting(nn.Module):
+    """A network that returns its logits in another precision than its own."""
+
+    def __init__(self, own: torch.dtype, out: torch.dtype) -> None:
+        super().__init__()
+        self.head, self.own, self.out = nn.Linear(4, 3).to(own), own, out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.to(self.own)).to(self.out)
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_outputs_may_have_another_precision_than_the_network(own: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Converting(own, torch.float64 if own == torch.float32 else torch.float32)
+    posterior = fit(model, structure="kron")
+    wanted = fit(nn.Sequential(model.head), x=X.to(own), structure="kron")
+    assert_close(posterior.predict(X).logit_cov, wanted.predict(X.to(own)).logit_cov, 1e-4)
+    assert sum(row.variance_share for row in posterior.where(X).layers) == pytest.approx(1)
+
+
+def test_parameters_in_double_and_single_precision_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3).double())
+    with pytest.raises(UnsupportedLayer, match=r"'1\.bias' is in double precision, and '0\.bias' is not"):
+        fit(model, x=X.float())
+
+
+# Functions in attributes and hooks
+
+
+class Lambdas(nn.Module):
+    """Layers behind functions of every kind, which refer to the network by their closures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.act = lambda x: torch.tanh(self.first(x))
+        second = self.second
+        self.steps = {"second": [functools.partial(lambda layer, x: layer(x) + second(x) * 0, self.second)]}
+        self.last = (lambda x, head=self.third: head(x),)
+        self.again = functools.wraps(self.act)(lambda x: self.act(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last[0](torch.tanh(self.steps["second"][0](self.again(x))))
+
+
+def plain(model: Any) -> nn.Module:
+    return nn.Sequential(model.first, nn.Tanh(), model.second, nn.Tanh(), model.third)
+
+
+def test_functions_in_attributes_run_the_layers_of_the_copy() -> None:
+    torch.manual_seed(0)
+    model = Lambdas().double()
+    wanted = fit(copy.deepcopy(plain(model)), structure="full", prior_precision=1.0)
+    posterior = fit(model, structure="full", prior_precision=1.0)
+    assert_close(posterior.covariance(), wanted.covariance(), 1e-10)
+    with torch.no_grad():
+        model.first.weight.zero_()
+    assert_close(posterior.predict(X).logit_cov, wanted.predict(X).logit_cov, 1e-10)
+    assert_close(posterior.to(torch.float32).to(torch.float64).predict(X).logit_cov, wanted.predict(X).logit_cov, 1e-4)
+
+
+def test_a_hook_that_adds_an_adapter_adds_that_of_the_copy() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model[1].adapter = nn.Linear(4, 5).double()
+    adapter = model[1].adapter
+    model[0].register_forward_hook(lambda _module, args, out: out + adapter(*args))
+    found = fit(model, structure="diag", prior_precision=1.0).variance()
+    assert_close(found["1.adapter.weight"], found["0.weight"], 1e-10)
+
+
+def test_a_function_that_reads_the_network_from_a_global_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    names = {"model": model}
+    exec("model[0].double = lambda x: model[2](x)\nmodel[1].name = lambda x: x.model", names)
+    with pytest.raises(
+        UnsupportedLayer, match="a function in 'double' of '0' refers to the network by the global name"
+    ):
+        fit(model)
+    del model[0].__dict__["double"]
+    fit(model)
+
+
 class Around:
     """An object in place of a function, as the one that turns outputs back into float32."""
 

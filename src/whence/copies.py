@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.errors import UnsupportedLayer, WhenceError, notice
+from whence.closures import OWN, Closures, inside
+from whence.errors import BadData, UnsupportedLayer, WhenceError, notice
 
 CACHES = "_whence_caches"  # on the private copy of a module
-OWN = ("_parameters", "_buffers", "_modules")  # torch's own attributes of a module
 SHARDED_REMEDY = (
     "Get them whole on every rank, state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True)), load them into a plain network, and pass that."
@@ -33,6 +31,41 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def no_model(given: Any) -> str:
+    """Why something that is no module cannot be the model, and what to pass."""
+    kind = type(given).__name__
+    if hasattr(given, "networks") and hasattr(given, "predict"):
+        return f"the model is a {kind}, which is a posterior already. Pass the trained torch.nn.Module."
+    if isinstance(given, type):
+        return f"the model is a class; pass an instance, as in {given.__name__}(…)."
+    if isinstance(given, Mapping) and given and all(isinstance(v, Tensor) for v in given.values()):
+        return f"the model must be a torch.nn.Module, not a {kind} of tensors. Load the state into its network first."
+    swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
+    order = " The model comes first, then the data." if swapped else ""
+    return f"the model must be a torch.nn.Module, not a {kind}.{order}"
+
+
+def check_parameters(params: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters without finite values, on several devices, or in double and single precision."""
+    lazy = [n for n, p in params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
+    if lazy:
+        raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
+    devices = {p.device for p in params.values()}
+    if len(devices) > 1:
+        raise BadData(f"the parameters are on several devices ({sorted(map(str, devices))}); move them to one.")
+    kinds = {p.dtype: n for n, p in params.items() if p.is_floating_point()}
+    if torch.float64 in kinds and len(kinds) > 1:
+        single = next(n for dtype, n in kinds.items() if dtype != torch.float64)
+        raise UnsupportedLayer(
+            f"the parameter {kinds[torch.float64]!r} is in double precision, and {single!r} is not. Convert the "
+            "network to one of them: model.float() or model.double()."
+        )
+    finite = torch.stack([torch.isfinite(p).all() for p in params.values()]).tolist()
+    for name, fine in zip(params, finite, strict=True):
+        if not fine:
+            raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
+
+
 def copy_module(model: nn.Module) -> nn.Module:
     """A deep copy that also handles computed tensors in attributes (old-style weight norm) and sharded weights."""
     if is_sharded(model):
@@ -44,8 +77,11 @@ def copy_module(model: nn.Module) -> nn.Module:
         for name, value in vars(part).items():
             if name not in OWN:
                 memo |= {id(t): t.detach().clone() for t in _tensors(value) if not t.is_leaf}
+    found = Closures(model)
+    memo |= found.replaced
     try:
         copied = copy.deepcopy(model, memo)
+        found.close(memo)
     except Exception as error:
         raise WhenceError(
             f"the model could not be copied ({type(error).__name__}: {error}). whence works on a copy so that "
@@ -86,7 +122,7 @@ def _own_forwards(copied: nn.Module) -> None:
             _without_autocast(part, name)
             continue
         compiled = hasattr(forward, "_torchdynamo_orig_callable")
-        if compiled and type(part).forward in _inside(forward):
+        if compiled and type(part).forward in inside(forward):
             del part.forward  # the class's own, compiled
         elif _reaches(forward, mine):
             raise UnsupportedLayer(
@@ -100,7 +136,7 @@ def _has_autocast(forward: Any) -> bool:
     """Whether a forward was wrapped by accelerate, and so by the ``Trainer`` of transformers, for half precision."""
     return any(
         isinstance(found, torch.autocast) or "autocast" in str(getattr(found, "__qualname__", "")).lower()
-        for found in _inside(forward)
+        for found in inside(forward)
     )
 
 
@@ -115,43 +151,7 @@ def _without_autocast(part: nn.Module, name: str) -> None:
 
 def _reaches(forward: Any, mine: set[int]) -> bool:
     """Whether a function refers to modules or tensors outside the copy."""
-    return any(isinstance(found, (nn.Module, Tensor)) and id(found) not in mine for found in _inside(forward))
-
-
-def _inside(value: Any, depth: int = 6) -> Iterator[Any]:
-    """Objects that a callable refers to: bound objects, attributes, closures, defaults, wrapped functions, globals."""
-    yield value
-    if depth == 0 or isinstance(value, (nn.Module, Tensor)):
-        return
-    parts: list[Any] = []
-    if isinstance(value, types.MethodType):
-        parts = [value.__self__, value.__func__]
-    elif isinstance(value, functools.partial):
-        parts = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            try:
-                parts.append(cell.cell_contents)
-            except ValueError:  # not filled yet
-                continue
-        parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        known = (value.__globals__.get(name) for name in value.__code__.co_names)
-        parts += [found for found in known if _is_own_global(found, value)]
-        for name in ("__wrapped__", "_torchdynamo_orig_callable"):
-            parts += [] if getattr(value, name, None) is None else [getattr(value, name)]
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    elif callable(value) and not isinstance(value, type):  # an object that stands for a function
-        parts = list(getattr(value, "__dict__", {}).values())
-    for part in parts:
-        yield from _inside(part, depth - 1)
-
-
-def _is_own_global(found: Any, user: types.FunctionType) -> bool:
-    """Whether a global of a function can lead to a network: not the functions of other modules, such as torch's."""
-    if isinstance(found, types.FunctionType):
-        return found.__globals__ is user.__globals__ and found is not user
-    return isinstance(found, (nn.Module, Tensor, types.MethodType, functools.partial))
+    return any(isinstance(found, (nn.Module, Tensor)) and id(found) not in mine for found in inside(forward))
 
 
 # Caches of forward passes

@@ -96,6 +96,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NO_MEMORY)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def notice(message: str) -> None:
     """Warn with a :class:`Notice` that points at the caller's line, outside whence."""
     level, frame = 1, sys._getframe(1)
@@ -138,6 +143,10 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in parameters and not any_keyword:
                 _refuse_keyword(name, function.__name__, known)
+        if needed and len(args) > len(positional):
+            hint = " Inputs and targets are one value, a pair: (x, y)." if "data" in positional else ""
+            taken = " and ".join(positional)
+            raise TypeError(f"{function.__name__}() takes {taken} by position; {len(args)} values were given.{hint}")
         if needed and "likelihood" not in kwargs and "likelihood" not in positional[: len(args)]:
             raise TypeError(
                 f"{function.__name__}() needs likelihood='classification', 'binary' or 'regression', or a "

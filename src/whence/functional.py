@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.copies import clear_caches, copy_module, find_caches, unwrap
+from whence.copies import check_parameters, clear_caches, copy_module, find_caches, no_model, unwrap
 from whence.engine.batches import Data, Inputs, as_inputs, as_source, is_pair, map_tensors, size_of, tensors_in
 from whence.engine.contexts import ContiguousGradients, fused_attention_off, has_batch_norm
 from whence.errors import BadData, UnsupportedLayer
@@ -33,6 +33,7 @@ class Runtime:
     vmapped_backward: bool = True  # the same by vmap, which is faster
     forward_mode: bool = True  # until a forward derivative is missing or wrong
     vmapped_examples: bool = True  # until per-example gradients cannot be vectorised
+    compared: set[Any] = field(default_factory=set)  # batched derivatives that agree with plain ones
     inputs_together: int | None = None  # inputs of a prediction that fit, after memory ran out
     confirmed: bool = False  # whether later inputs have been checked thoroughly
     layouts: dict[Any, Any] = field(default_factory=dict)  # layouts of calls that the first batch did not make
@@ -66,20 +67,14 @@ class Network:
     def snapshot(cls, model: nn.Module) -> Network:
         """Copy ``model``; the original is not changed, and no reference is kept."""
         if not isinstance(model, nn.Module):
-            raise BadData(_no_model(model))
+            raise BadData(no_model(model))
         network = cls(copy_module(unwrap(model)).eval())
         if not network.params:
-            raise BadData(f"the model ({type(model).__name__}) has no parameters.")
-        lazy = [n for n, p in network.params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]
-        if lazy:
-            raise BadData(f"the parameter {lazy[0]!r} has no values yet; run the network once, or load its weights.")
-        devices = {p.device for p in network.params.values()}
-        if len(devices) > 1:
-            raise BadData(f"the parameters are on several devices ({sorted(map(str, devices))}); move them to one.")
-        finite = torch.stack([torch.isfinite(p).all() for p in network.params.values()]).tolist()
-        for name, fine in zip(network.params, finite, strict=True):
-            if not fine:
-                raise BadData(f"the parameter {name!r} contains NaN or infinite values; the network cannot be used.")
+            packed = any("quantized" in type(part).__module__ for part in network.module.modules())
+            hint = " Quantised layers hold theirs packed: pass the network before quantisation." if packed else ""
+            raise BadData(f"the model ({type(model).__name__}) has no parameters.{hint}")
+        check_parameters(network.params)
+        network.refuse_replaced()
         network.hash = weights_hash(network.module)
         return network
 
@@ -198,12 +193,13 @@ class Network:
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             pair = " If this is (inputs, targets), pass the inputs alone." if len(args) == 2 else ""
+            pair = " If it takes its input without a name, yield pairs (inputs, targets)." if len(kwargs) == 1 else pair
             raise BadData(
                 f"the network could not be called with {given}: {error}. A tensor is passed alone, a tuple is "
                 f"unpacked, a mapping becomes keywords.{pair}"
             ) from error
         self.returns_object = not isinstance(output, Tensor)
-        return output_tensor(output)
+        return self._in_own_precision(output_tensor(output, inputs))
 
     def functional(self, params: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """f(params, x); parameters that are not given keep their trained values."""
@@ -212,7 +208,12 @@ class Network:
             output = call_with(self.module, params, args, kwargs)
         if not isinstance(output, Tensor):
             self.returns_object = True
-        return output_tensor(output)
+        return self._in_own_precision(output_tensor(output, inputs))
+
+    def _in_own_precision(self, outputs: Tensor) -> Tensor:
+        """Outputs that the network converts at its end, from double to single precision or back, as they were."""
+        whole = (torch.float32, torch.float64)
+        return outputs.to(self.dtype) if outputs.dtype in whole and self.dtype in whole else outputs
 
     def to(self, *args: Any, **kwargs: Any) -> Network:
         """A copy on another device or in another floating-point dtype."""
@@ -238,20 +239,21 @@ class Network:
     def find_caches(self, inputs: Inputs) -> None:
         """Find caches of forward passes in the modules, so that each pass uses its own weights."""
         find_caches(self.module, lambda: self(inputs))
+        self.refuse_replaced()
+
+    def refuse_replaced(self) -> None:
+        """Refuse a network that makes new parameters by itself: gradients would be those of the old ones."""
+        for name, p in self.module.named_parameters():
+            if self.params.get(name) is not p:
+                raise UnsupportedLayer(
+                    f"the network replaces its parameter {name!r} whenever it runs or lists its parameters (as PEFT's "
+                    "adapters of nn.MultiheadAttention do). Keep one parameter: adapt separate Linear layers instead."
+                )
 
 
 def source_for(module: nn.Module, data: Any, role: str = "data") -> Any:
     """Data for a network as a pair or a loader, see :func:`as_source`."""
     return as_source(data, takes=argument_names(module), role=role)
-
-
-def _no_model(given: Any) -> str:
-    kind = type(given).__name__
-    if hasattr(given, "networks") and hasattr(given, "predict"):
-        return f"the model is a {kind}, which is a posterior already. Pass the trained torch.nn.Module."
-    swapped = isinstance(given, (tuple, list, Tensor)) or hasattr(given, "__getitem__") or hasattr(given, "batch_size")
-    order = " The model comes first, then the data." if swapped else ""
-    return f"the model must be a torch.nn.Module, not a {kind}.{order}"
 
 
 def _is(value: Any) -> TypeGuard[Tensor]:
@@ -298,7 +300,8 @@ def weights_hash(module: nn.Module) -> str:
         if not isinstance(tensor, Tensor):
             continue
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        value = tensor.detach().cpu().contiguous()
+        value = tensor.detach().cpu()
+        value = (value if value.layout is torch.strided else value.to_dense()).contiguous()
         value = value.to(torch.float32) if value.is_floating_point() else value
         digest.update(value.view(-1).numpy().data)
     return digest.hexdigest()
@@ -345,12 +348,17 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def output_tensor(output: Any) -> Tensor:
-    """The tensor of raw outputs: the module's result or its ``logits``; one number per example as [N, 1]."""
+def output_tensor(output: Any, inputs: Inputs = ()) -> Tensor:
+    """The tensor of raw outputs: the module's result or its ``logits``; one number per example as [N, 1].
+
+    The dimension of one example alone is restored where the network drops it, as ``.squeeze()`` does.
+    """
     logits = output
     if not isinstance(output, Tensor):
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
+        alone = {len(t) for t in tensors_in(inputs) if t.dim()} == {1}
+        logits = logits.unsqueeze(0) if alone and (logits.dim() == 0 or len(logits) != 1) else logits
         return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
         f"the network returns a {type(output).__name__}; whence needs one tensor, or an object with 'logits'. "

@@ -105,6 +105,8 @@ def load(path: str | Path, model: nn.Module | Sequence[nn.Module], *, likelihood
 
     ``likelihood`` passes your own likelihood again if the posterior was fitted with one.
     """
+    if isinstance(path, nn.Module):
+        raise BadFile("the file comes first, then the network: load(path, model).")
     meta, tensors = _read(path)
     if not isinstance(model, nn.Module) and not (
         isinstance(model, Sequence) and all(isinstance(m, nn.Module) for m in model)

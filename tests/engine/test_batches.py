@@ -28,6 +28,24 @@ def test_a_tuple_of_batches_is_a_loader() -> None:
         assert_close(found.probs, posterior.predict(x).probs, 1e-12)
 
 
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, pair: tuple[Tensor, Tensor], scale: Tensor) -> Tensor:
+        return self.head(torch.cat(pair, 1) * scale)
+
+
+def test_inputs_in_memory_may_be_nested() -> None:
+    _, x, y = network()
+    inputs = ((x[:, :1], x[:, 1:]), x[:, :1].exp())
+    posterior = whence.laplace(Nested(), (inputs, y), likelihood="classification")
+    whole = posterior.predict(inputs).probs
+    assert_close(posterior.predict([(inputs, y)]).probs, whole, 1e-12)
+    assert_close(posterior.predict(((x[:1, :1], x[:1, 1:]), x[:1, :1].exp())).probs, whole[:1], 1e-12)
+
+
 class OnItsWay:
     """Counts that a GPU would be sending: what the lookahead waits for, on a CPU."""
 

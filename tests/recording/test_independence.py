@@ -240,6 +240,23 @@ class Mean(Two):
         return self.head(z - z.mean(0))
 
 
+class Largest(Two):
+    """Divides by a maximum over the batch, which half of the batch does not change."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) / self.a(x).abs().max().detach())
+
+
+class Forwards(Two):
+    """A network with an operation that has no derivative on this device, as torch's flex_attention on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.requires_grad:
+            raise NotImplementedError("FlexAttention does not support backward on CPU.")
+        return self.head(h)
+
+
 class Dropping(Two):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(nn.functional.dropout(self.a(x).tanh(), 0.5))
@@ -248,6 +265,11 @@ class Dropping(Two):
 def test_examples_that_see_each_other_are_refused_and_chance_is_said() -> None:
     with pytest.raises(whence.errors.UnsupportedLayer, match="so the examples depend on each other"):
         fit_batches(Mean(), [ROWS], structure="diag")
+    for rows in (ROWS, ROWS.flip(0)):
+        with pytest.raises(whence.errors.UnsupportedLayer, match="so the examples depend on each other"):
+            fit_batches(Largest(), [rows], structure="diag")
+    with pytest.raises(whence.errors.UnsupportedLayer, match="cannot be differentiated on cpu: FlexAttention"):
+        fit_batches(Forwards(), [ROWS], structure="diag")
     with pytest.warns(whence.errors.Notice, match="something is random in evaluation mode"):
         fit_batches(Dropping(), [ROWS], structure="diag")
 
@@ -261,3 +283,14 @@ def test_rounding_is_not_taken_for_that(dtype: torch.dtype) -> None:
         warnings.simplefilter("always")
         whence.laplace(network.to(dtype), (x, labels(64)), likelihood="classification", layers="last", progress=False)
     assert not [w for w in seen if "random" in str(w.message)]
+
+
+class HalfRounded(Two):
+    """A network in double precision that computes something in single precision, rounded by the batch size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x).tanh()) * (1 + 5e-8 * (len(x) < 20))
+
+
+def test_nor_is_single_precision_inside_a_network_in_double_precision() -> None:
+    fit_batches(HalfRounded(), [ROWS], structure="diag")

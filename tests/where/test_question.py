@@ -304,3 +304,26 @@ def test_bad_targets() -> None:
         ensemble.where(torch.randn(4, 3), at=0)
     with pytest.raises(NotDefined, match="probes=4 needs"):
         ensemble.where(torch.randn(4, 3), probes=4)
+
+
+class Sentences(nn.Module):
+    """Four numbers for each sentence of four tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        rows = self.table(input_ids).tanh() * attention_mask.unsqueeze(-1)
+        return self.head(rows.sum(1))
+
+
+def test_as_many_outputs_as_tokens_are_not_taken_for_positions() -> None:
+    torch.manual_seed(0)
+    ids, mask = torch.randint(9, (6, 4)), torch.tensor([[1, 1, 1, 0]]).expand(6, 4)
+    model, inputs = Sentences().double(), {"input_ids": ids, "attention_mask": mask}
+    posterior = whence.laplace(model, (inputs, torch.randn(6, 4, dtype=torch.float64)), likelihood="gaussian:1.0")
+    found = posterior.where(inputs)
+    assert sum(row.variance_share for row in found.layers) == pytest.approx(1)
+    head = posterior.where(inputs, at=torch.ones(4, dtype=torch.bool))
+    assert found.layers[0].variance_share == pytest.approx(head.layers[0].variance_share)

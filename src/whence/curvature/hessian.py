@@ -21,10 +21,10 @@ from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import accumulation_dtype, widened
 from whence.linalg.structures import Diagonal, Structure, StructureKind, Symmetric
+from whence.recording.backward import gradients
 from whence.recording.blocks import Block
 from whence.recording.plan import Plan
 from whence.recording.positions import find_live, has_sequences, probe
-from whence.recording.recorder import gradients
 
 LIMIT = 20_000  # parameters; the Hessian takes one backward pass for each
 

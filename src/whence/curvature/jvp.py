@@ -19,7 +19,7 @@ from whence.engine.memory import sizes
 from whence.errors import UnsupportedLayer, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
-from whence.recording.recorder import gradients
+from whence.recording.backward import gradients
 
 ALIVE = 8  # activations of a network that exist at the same time while it runs forward, with their derivatives
 AGREE = {True: 1e-8, False: 1e-3}  # tolerated relative difference of forward and backward derivatives; key: float64

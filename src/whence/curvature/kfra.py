@@ -23,9 +23,10 @@ from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import accumulation_dtype, gram, widened
 from whence.linalg.structures import BlockStructure, Kronecker, Structure
+from whence.recording.backward import TOLERANCE
 from whence.recording.calls import Recording
 from whence.recording.plan import Plan
-from whence.recording.recorder import TOLERANCE, probe_like
+from whence.recording.recorder import probe_like
 from whence.recording.rules import LinearRule
 
 REMEDY = "KFRA is defined for feed-forward chains of Linear layers; use curvature='ggn' (exact) or 'mc'."

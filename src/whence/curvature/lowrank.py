@@ -30,8 +30,8 @@ from whence.likelihoods import Likelihood
 from whence.linalg.dense import accumulation_dtype
 from whence.linalg.ratios import Ratio
 from whence.linalg.structures import LowRank, Structure, StructureKind
+from whence.recording.backward import gradients
 from whence.recording.plan import Plan
-from whence.recording.recorder import gradients
 
 OVERSAMPLE = 10
 PASSES = 40  # largest number of passes over the data

@@ -28,8 +28,8 @@ from whence.errors import BadData, TooLarge
 from whence.functional import Network, differentiable
 from whence.likelihoods import Categorical, Likelihood
 from whence.linalg.dense import accumulation_dtype, widened
+from whence.recording.backward import gradients
 from whence.recording.blocks import Block
-from whence.recording.recorder import gradients
 
 BUDGETS = 4  # memory budgets (of one tensor) that the directions of one piece may take
 SAME = 1e-4  # relative difference of the loss up to which two passes have the same data

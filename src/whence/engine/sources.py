@@ -90,7 +90,9 @@ def is_pair(data: Any) -> bool:
 
 def is_inputs(x: Any) -> bool:
     """Whether ``x`` is a network's input, not a loader."""
-    return isinstance(x, (Tensor, Mapping)) or (isinstance(x, tuple) and all(isinstance(t, Tensor) for t in x))
+    if not isinstance(x, tuple):
+        return isinstance(x, (Tensor, Mapping))
+    return all(_is_input(t) for t in x) and (not x or any(isinstance(t, Tensor) for t in x))
 
 
 def bare(data: Any, takes: Sequence[str] | None = None) -> Any:
@@ -101,7 +103,7 @@ def bare(data: Any, takes: Sequence[str] | None = None) -> Any:
 
 def _is_input(value: Any) -> bool:
     return isinstance(value, (Tensor, Mapping)) or (
-        isinstance(value, (tuple, list)) and len(value) > 0 and all(isinstance(t, Tensor) for t in value)
+        isinstance(value, (tuple, list)) and len(value) > 0 and all(_is_input(t) for t in value)
     )
 
 

@@ -189,18 +189,19 @@ def is_bias(name: str) -> bool:
 
 def positive(value: Any, what: str) -> float:
     """A positive number that single precision can hold, with room for products."""
+    what = f" {what}" if what else ""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise BadOption(
-            f"the prior precision {what} must be a positive number, whence.Relative(τ), a mapping from layer names to "
+            f"the prior precision{what} must be a positive number, whence.Relative(τ), a mapping from layer names to "
             f"numbers, a mapping from parameter names to tensors, or a whence.Prior; not {value!r}."
         ) from None
     if not (math.isfinite(number) and number > 0):
-        raise BadOption(f"the prior precision {what} must be positive, but it is {number:g}; 1.0 is a common choice.")
+        raise BadOption(f"the prior precision{what} must be positive, but it is {number:g}; 1.0 is a common choice.")
     if not SMALLEST <= number <= LARGEST:
         raise BadOption(
-            f"the prior precision {what} must be between {SMALLEST:g} and {LARGEST:g}, but it is {number:g}; 1.0 is a "
+            f"the prior precision{what} must be between {SMALLEST:g} and {LARGEST:g}, but it is {number:g}; 1.0 is a "
             "common choice."
         )
     return number

@@ -17,14 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from whence.engine.batches import Inputs, size_of, take
+from whence.engine.contexts import capturing
 from whence.engine.memory import chunks
 from whence.errors import is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
+from whence.recording.backward import agree, densified, gradients, mixed_by, mixing
 from whence.recording.blocks import Block, GradientSource
 from whence.recording.layer_input import LayerInput, outer_sum, times
 from whence.recording.layout import as_weight
-from whence.recording.recorder import Ref, densified, gradients
+from whence.recording.recorder import Ref
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
 if TYPE_CHECKING:
@@ -174,11 +176,14 @@ class PerExample:
         with differentiable(self.network):
             if self.network.runtime.vmapped_examples and not create_graph:
                 try:
-                    return self._vectorised(inputs, columns)
+                    found = self._vectorised(inputs, columns)
                 except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                     if is_out_of_memory(error):
                         raise
-                    self.network.runtime.vmapped_examples = False
+                else:
+                    if self._confirmed(found, inputs, columns):
+                        return found
+                self.network.runtime.vmapped_examples = False
             return self._one_by_one(inputs, columns, create_graph)
 
     def _vectorised(self, inputs: Inputs, columns: Tensor) -> dict[str, Tensor]:
@@ -195,6 +200,21 @@ class PerExample:
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = torch.func.vmap(one)(inputs, columns.transpose(0, 1))
         return {name: value.detach().transpose(0, 1) for name, value in found.items()}
+
+    def _confirmed(self, found: dict[str, Tensor], inputs: Inputs, columns: Tensor) -> bool:
+        """Whether a mixture of the rows is the gradient of one plain backward pass; checked once."""
+        compared = self.network.runtime.compared
+        if "examples" in compared or capturing():
+            return True
+        weights = mixing(columns, 2)  # [K, N]
+        sent = (weights.reshape(*weights.shape, *[1] * (columns.dim() - 2)) * columns).sum(0, keepdim=True)
+        params = [self.network.params[name] for name in self.names]
+        true = gradients(self.network, self.network(inputs), params, sent, False)
+        mixed = [mixed_by(weights, found[name]) for name in self.names]
+        agreed = agree(self.network, mixed, [None if g is None else densified(g)[0] for g in true])
+        if agreed:
+            compared.add("examples")
+        return agreed
 
     def _one_by_one(self, inputs: Inputs, columns: Tensor, create_graph: bool) -> dict[str, Tensor]:
         params = [self.network.params[name] for name in self.names]

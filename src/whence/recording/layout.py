@@ -18,11 +18,12 @@ from torch import Tensor
 from whence.engine.batches import Inputs, check_count, concatenate, size_of, take
 from whence.engine.memory import none_if_out_of_memory, release, sizes
 from whence.engine.options import Option
-from whence.errors import UnsupportedLayer, is_out_of_memory
+from whence.errors import UnsupportedLayer, first_line, is_out_of_memory
 from whence.functional import Network, differentiable
 from whence.linalg.dense import widened
+from whence.recording.backward import TOLERANCE, densified, gradients
 from whence.recording.independence import check_alone, doubled
-from whence.recording.recorder import TOLERANCE, Pass, Recorder, Ref, Use, densified, forward, gradients, probe_like
+from whence.recording.recorder import Pass, Recorder, Ref, Use, forward, probe_like
 from whence.recording.rules import EmbeddingRule, MatrixRule
 
 MISMATCH = "its gradient is not the sum over its recognised calls"
@@ -204,7 +205,7 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     if size_of(few) == 1:
         few = concatenate([few, few])  # with two examples, the example dimension differs from others of size one
     size = size_of(few)
-    seen = forward(network, few)
+    seen = _followed(network, few)
     if (fewer := probed(seen, size)) < size:
         del seen
         return _inspect(network, selected, inputs, fewer)
@@ -218,6 +219,17 @@ def _inspect(network: Network, selected: list[str], inputs: Inputs, count: int) 
     check_alone(network, selected, few, seen)
     _find_ends(found, seen, network, few)
     return found
+
+
+def _followed(network: Network, few: Inputs) -> Pass:
+    """A forward pass of a network that runs where gradients are not followed."""
+    try:
+        return forward(network, few)
+    except NotImplementedError as error:
+        raise UnsupportedLayer(
+            f"the network cannot be differentiated on {network.device}: {first_line(error)} Leave the layers before it "
+            "out (layers=…), or choose another device or implementation of it."
+        ) from error
 
 
 def probed(seen: Pass, size: int) -> int:
@@ -241,7 +253,7 @@ def _find_layouts(found: Inspection, seen: Pass, size: int) -> None:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UnsupportedLayer(
             "a backward pass through the network fails in evaluation mode, in which whence needs gradients: "
             f"{reason} A cache or a state that is written in place may be the reason; switch it off, as with "

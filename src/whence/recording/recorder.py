@@ -7,7 +7,6 @@ context manager, and leaves nothing behind after an exception.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -19,10 +18,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from whence.engine.batches import Inputs
-from whence.engine.contexts import capturing
-from whence.errors import BadData, UnsupportedLayer, is_out_of_memory
+from whence.errors import BadData, UnsupportedLayer
 from whence.functional import Network, differentiable
 from whence.recording.attention import attention
+from whence.recording.backward import gradients
 from whence.recording.broadcast import (
     ADDITIONS,
     EXPANSIONS,
@@ -37,7 +36,7 @@ from whence.recording.broadcast import (
     operands,
 )
 from whence.recording.recurrent import CELLS, SEQUENCES, RecurrentCall
-from whence.recording.rules import BINDERS, ElementRule, EmbeddingRule, Rule
+from whence.recording.rules import BINDERS, ElementRule, EmbeddingRule, MatrixRule, Rule
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ class Use:
 
 
 PERIOD = 1_000_003  # entries
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative error of gradients that rounding may cause
 MAXIMA = {
     torch.max,
     torch.amax,
@@ -140,6 +138,8 @@ class Recorder(TorchFunctionMode):
             return out  # a range of inputs, not of outputs: handled by the fallback
         if weight is None and bias is None:
             return out
+        if not isinstance(call.rule, MatrixRule) and not all(ref is None or ref.whole for ref in (weight, bias)):
+            return out  # of vectors and tables only whole ones are followed
         if (weight and weight.offset and not isinstance(call.rule, ElementRule)) or (bias and bias.offset):
             return out  # 1 + p is supported only as a scale
         if func is F.batch_norm and (kwargs.get("training", False) or (len(args) > 5 and args[5])):
@@ -175,7 +175,7 @@ class Recorder(TorchFunctionMode):
     def _record_sum(self, out: Tensor, args: Any, kwargs: Any) -> None:
         for x, p in operands(args, kwargs):
             ref, seen = self._ref(p) or self._reshaped(p), self.looked_up.get(id(p))
-            if ref is not None and not ref.offset:
+            if ref is not None and ref.whole and not ref.offset:
                 rule = self._broadcast(AddedRule, x, p, out, (None, ref))
                 if rule is not None:
                     self._add(rule, None, ref, out)
@@ -189,7 +189,7 @@ class Recorder(TorchFunctionMode):
     def _record_expansion(self, out: Tensor, p: Tensor) -> Tensor:
         """Record an expanded parameter; return an output that is not a view of it."""
         ref = self._ref(p) or self._reshaped(p)
-        rule = None if ref is None or ref.offset or out is p else expanded_rule(p, out)
+        rule = None if ref is None or not ref.whole or ref.offset or out is p else expanded_rule(p, out)
         if rule is None:
             return out
         out = out.clone()
@@ -199,7 +199,7 @@ class Recorder(TorchFunctionMode):
     def _record_product(self, out: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for x, p in pairs:
             ref = self._ref(p) or self._reshaped(p)
-            rule = None if ref is None else self._broadcast(ScaledRule, x, p, out, (ref, None))
+            rule = None if ref is None or not ref.whole else self._broadcast(ScaledRule, x, p, out, (ref, None))
             if rule is not None:
                 self._add(rule, ref, None, out)
 
@@ -256,8 +256,14 @@ class Recorder(TorchFunctionMode):
 
 
 def _followed(out: Any) -> TypeGuard[Tensor]:
-    """Whether a result is recorded. Complex ones (of a Fourier transform) are left to gradients of single examples."""
-    return isinstance(out, Tensor) and out.requires_grad and out.is_floating_point()
+    """Whether a result is recorded.
+
+    Complex ones (of a Fourier transform), and those inside ``torch.func`` (a network that differentiates itself), are
+    left to gradients of single examples.
+    """
+    if not (isinstance(out, Tensor) and out.requires_grad and out.is_floating_point()):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(out)
 
 
 def own(out: Tensor) -> Tensor:
@@ -293,63 +299,6 @@ class Pass:
             self.outputs.new_zeros(len(columns), *self.uses[i].shape) if g is None else g
             for i, g in zip(which, grads, strict=True)
         ]
-
-
-def gradients(
-    network: Network, outputs: Tensor, edges: Sequence[Any], columns: Tensor, create_graph: bool
-) -> list[Tensor | None]:
-    """Gradients of ⟨columns[k], outputs⟩ at the edges, batched over k where the operations allow."""
-    options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
-    if len(columns) > 1:
-        for name, together in (("vmapped_backward", _vmapped), ("batched_backward", _batched)):
-            if not (network.runtime.batched_backward and getattr(network.runtime, name)):
-                continue
-            try:
-                return together(outputs, edges, columns, options)
-            except RuntimeError as error:
-                if is_out_of_memory(error) or capturing():
-                    raise
-                setattr(network.runtime, name, False)  # some operation cannot be batched this way
-    single = [torch.autograd.grad(outputs, edges, column, **options) for column in columns]  # type: ignore[arg-type]
-    if len(single) == 1:
-        return [None if g is None else g.unsqueeze(0) for g in single[0]]
-    stacked: list[Tensor | None] = []
-    for per_edge in zip(*single, strict=True):
-        found = next((g for g in per_edge if g is not None), None)
-        if found is None:
-            stacked.append(None)
-            continue
-        given = [torch.zeros_like(found) if g is None else g for g in per_edge]
-        # The columns of an example are adjacent in memory, so that per-example products need no copy.
-        stacked.append(torch.stack(given, dim=1).transpose(0, 1) if found.dim() else torch.stack(given))
-    return stacked
-
-
-def densified(g: Tensor) -> Tensor:
-    """A sparse gradient (of an embedding) as a plain tensor."""
-    return g.to_dense() if g.is_sparse else g
-
-
-def _batched(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-    """All columns in one backward pass; torch runs convolutions, pooling and some others one by one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        return list(torch.autograd.grad(outputs, edges, columns, is_grads_batched=True, **options))  # type: ignore[arg-type]
-
-
-def _vmapped(outputs: Tensor, edges: Sequence[Any], columns: Tensor, options: dict[str, Any]) -> list[Tensor | None]:
-    """All columns in one backward pass, by vmap."""
-    used: list[bool] = []
-
-    def back(column: Tensor) -> tuple[Tensor, ...]:
-        found = torch.autograd.grad(outputs, edges, column, **options)  # type: ignore[arg-type]
-        used[:] = [g is not None for g in found]
-        return tuple(g for g in found if g is not None)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        found = iter(torch.func.vmap(back)(columns))
-    return [next(found) if there else None for there in used]
 
 
 def forward(network: Network, inputs: Inputs, fused: bool = False, recorder: Recorder | None = None) -> Pass:

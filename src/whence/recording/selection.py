@@ -37,7 +37,7 @@ class Selection(ABC):
 
 def trainable(network: Network) -> list[str]:
     """Parameters that are not frozen, and not complex."""
-    names = [n for n, p in network.params.items() if p.requires_grad and p.is_floating_point()]
+    names = [n for n, p in network.params.items() if p.requires_grad and p.is_floating_point() and p.numel()]
     if not names:
         refuse_complex(network, network.params)
         raise NothingSelected(

@@ -105,8 +105,10 @@ class Question:
             if likelihood.shift_invariant:
                 flat = flat - flat.sum(-1, keepdim=True) / flat.shape[-1]
             flat = flat.expand(-1, len(outputs), -1, -1)
-        if self.at is None and counted is not None and target_shape(likelihood, outputs) == counted.shape[1:]:
-            flat = flat * counted.unsqueeze(-1)  # outputs at padding are no predictions
+        if self.at is None and counted is not None:
+            tokens = counted.shape[1:]  # as many numbers for an input as it has tokens are no positions
+            if flat.shape[2:3] == tokens == target_shape(likelihood, outputs):
+                flat = flat * counted.unsqueeze(-1)  # outputs at padding are no predictions
         return likelihood.unflatten(flat, outputs).to(outputs.dtype)
 
     def _random(self, likelihood: Likelihood, outputs: Tensor, chosen: Tensor, first: int) -> Tensor:

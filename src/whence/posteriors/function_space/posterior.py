@@ -45,8 +45,8 @@ from whence.predictive.predictions import JointPrediction, Prediction
 from whence.predictive.sampled import WeightDraws
 from whence.predictive.sources import Antithetic, Drawn, GaussianOutputs, Source
 from whence.priors import ByParameter, PriorPrecision
+from whence.recording.backward import gradients
 from whence.recording.plan import Plan
-from whence.recording.recorder import gradients
 
 if TYPE_CHECKING:
     from whence.where.where import Where
