@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import whence
 from whence.auditing.weight_maps import CHANNELS
-from whence.report.page.weight_maps import MAGNITUDES, QUANTITIES, weight_map
+from whence.report.page.weight_maps import QUANTITIES, caption, weight_map
 from whence.report.record.sections import WeightMap
 from whence.where.pixels import input_shape
 
@@ -209,7 +209,9 @@ def test_a_reduced_matrix_is_labelled_as_magnitudes() -> None:
     assert grid(large.tiles[0].weight).mean() == pytest.approx(weight.mean(), rel=0.02)
     colours = weight_map(large)["colours"]["weight"]
     assert colours["cmin"] == 0
-    assert colours["colorbar"]["title"]["text"] == MAGNITUDES
+    assert colours["colorbar"]["title"]["text"] == weight_map(large)["names"]["weight"]
+    words = "The 100 × 60 weights are too many to show each: the map has 48 × 60 means of neighbouring ones."
+    assert caption(large) == f"1.weight: {words} Rows are outputs, columns inputs."
     plain = weight_map(small)["colours"]["weight"]
     assert plain["cmin"] == -plain["cmax"]
     assert plain["colorbar"]["title"]["text"] == QUANTITIES["weight"]

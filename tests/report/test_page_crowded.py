@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.report.test_page import Outline
 from tests.report.typed import audit, nodes, render
 from whence.report.page.charts import deferral_curve, pruning_curve, sensitivity_curve
 from whence.report.page.icicle import fitted, icicle
+from whence.report.page.layer_colours import layer_colours
 from whence.report.page.names import common_prefix, dotted, without_common
 from whence.report.page.weight_maps import weight_map
 from whence.report.record.convert import changed, from_json
@@ -52,7 +54,8 @@ def test_the_common_beginning_ends_at_a_dot_and_leaves_a_name(names: list[str], 
 
 
 def test_names_may_break_after_dots_and_stay_text() -> None:
-    assert dotted("a.b<c.d") == "a.<wbr>b&lt;c.<wbr>d"
+    assert dotted("a.b<c.dddddd") == "a.<wbr>b&lt;c.<wbr>dddddd"
+    assert dotted("down1.0") == "down1.0", "a short one stays whole"
 
 
 def test_what_all_names_begin_with_is_said_once(page: str) -> None:
@@ -88,14 +91,41 @@ def test_a_comparison_loses_the_common_beginning_too() -> None:
     assert outline.words.count("All layer names begin with") == 1
 
 
-def test_legends_name_a_dozen_layers(deep: dict[str, Any], page: str) -> None:
-    assert "and 11 more" in Outline(page).words
-    traces = sensitivity_curve(audit(deep).sensitivity)["data"]
+def test_legends_name_the_largest_layers(deep: dict[str, Any], page: str) -> None:
+    assert "and 15 more" in Outline(page).words
+    found = audit(deep)
+    colours = layer_colours(found)
+    traces = sensitivity_curve(found.sensitivity, colours)["data"]
     named = [trace for trace in traces if trace.get("showlegend", True)]
-    assert len(traces) == 24 and len(named) == 13 and named[-1]["name"] == "and 11 more"
+    assert len(traces) == 24 and len(named) == 9 and named[-1]["name"] == "and 15 more"
     largest = max(deep["sensitivity"], key=lambda row: row["variance_share"])["name"]
     assert any(largest.endswith(trace["name"].lstrip("…")) for trace in named)
-    assert len({(i % 7, trace["line"]["dash"]) for i, trace in enumerate(named[:-1])}) == 12
+    assert [trace["line"]["color"] for trace in named[:-1]] == list(colours.values())
+
+
+def test_a_layer_has_one_colour_on_the_whole_page(images: dict[str, Any]) -> None:
+    """In the chart of the prior as in the bars of the inputs, whatever the order of either."""
+    record = json.loads(json.dumps(images))
+    for item in record["inputs"]:
+        item["layers"] = item["layers"][::-1]
+    rows = [{"factor": f, "name": n, "variance_share": 0.2, "explained": 0.5} for n in ("fc3", "conv1") for f in (1, 2)]
+    page = render({**record, "sensitivity": rows})
+    drawn = {t["name"]: t["line"]["color"] for t in Outline(page).data["charts"]["sensitivity-curve"]["data"]}
+    key = dict(re.findall(r'<li><b class="dot" style="background:(#\w+)"></b> (\w+)</li>', page))
+    bars = {(name, colour) for colour, name in re.findall(r'background:(#\w+)" title="(\w+) ', page)}
+    assert len(set(key)) == 4 and drawn == {name: colour for colour, name in key.items() if name in drawn}
+    assert bars == {(name, colour) for colour, name in key.items()}
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 10, 30])
+def test_colours_of_layers_can_be_told_apart(count: int) -> None:
+    record = sample_record.bare()
+    record["sensitivity"] = [
+        {"factor": 1.0, "name": f"l{i}", "variance_share": 1 / (i + 2), "explained": 0.5} for i in range(count)
+    ]
+    found = layer_colours(audit(record))
+    assert len(set(found.values())) == len(found) == (count if count <= 9 else 8)
+    assert list(found) == [f"l{i}" for i in range(len(found))]
 
 
 def test_small_layers_are_folded_in_each_view(deep: dict[str, Any], images: dict[str, Any]) -> None:

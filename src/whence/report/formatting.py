@@ -92,6 +92,11 @@ def significant(value: float | None, digits: int = 4) -> float | int | None:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
+def capital(text: str) -> str:
+    """The text with a capital first letter; names and units in it stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def squared(unit: str) -> str:
     """The unit of a variance."""
     return f"{unit}²" if unit.isalpha() else f"({unit})²"

@@ -46,11 +46,11 @@ def threshold_label(found: Deferral, unit: str | None, elements: str | None) -> 
     return label_of(found.measure, found.label, unit, elements)
 
 
-def threshold(value: float | None, root: bool, digits: int = 4) -> str:
-    """An uncertainty, or the root of a variance."""
+def threshold(value: float | None, root: bool, digits: int = 4, rooted: bool = False) -> str:
+    """An uncertainty, or the root of a variance; ``rooted``: the value is that root already."""
     if value is None:
         return number(None)
-    shown = math.sqrt(max(value, 0.0)) if root else value
+    shown = math.sqrt(max(value, 0.0)) if root and not rooted else value
     small = 0 < abs(shown) < LEAST and not root  # a part may be below 0 by rounding
     return f"<{LEAST}" if small else number(shown, digits)
 

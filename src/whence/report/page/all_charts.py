@@ -25,6 +25,7 @@ from whence.report.page.charts import (
     uncertainty_of_methods,
 )
 from whence.report.page.layer_charts import layer_bars, layer_marks
+from whence.report.page.layer_colours import layer_colours
 from whence.report.record.audit import AuditRecord
 from whence.report.record.comparison import Compared
 from whence.report.record.difference import DiffRecord
@@ -45,9 +46,9 @@ def audit_charts(record: AuditRecord) -> dict[str, Chart]:
         found["novelty-layers"] = novelty_layers(novelty)
         found["novelty-p"] = p_values(novelty)
     if record.pruning and record.pruning.rows:
-        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit)
+        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit, quality.guessing if quality else None)
     if record.sensitivity:
-        found["sensitivity-curve"] = sensitivity_curve(record.sensitivity)
+        found["sensitivity-curve"] = sensitivity_curve(record.sensitivity, layer_colours(record))
     return found | (comparison_charts(record.comparison) if record.comparison else {})
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from whence.errors import need
 from whence.report.formatting import shortened, significant
-from whence.report.page.names import LISTED
-from whence.report.page.theme import COLOURS as CYCLE
 from whence.report.record.audit import Deferral
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
 from whence.report.record.comparison import Method
 from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
+from whence.report.record.verdict import Guessing
 from whence.report.uncertainty import Shown
 
 T = TypeVar("T")
@@ -30,6 +29,7 @@ GREY_LINE = {"mode": "lines", "line": {"color": "#8C939D", "width": 1}, "showleg
 CRITERIA = {"snr": "signal to noise", "magnitude": "size of the weight", "random": "at random"}
 WIDEST_TITLE, HIGHEST_TITLE = 44, 27  # letters of an axis title, along and upwards
 POINTS = 7  # marks along a curve
+FEWEST = 10  # elements of a group that is drawn in a reliability chart
 DATA = {"test": "test data", "ood": "out of distribution"}
 
 
@@ -122,12 +122,18 @@ def plain_text(text: str) -> str:
 # Predictions
 
 
+def drawn_bins(bins: Bins) -> Bins:
+    """The groups that are large enough for a point; all of them if none is."""
+    return tuple(one for one in bins if one.count >= FEWEST) or bins
+
+
 def reliability(curves: Curves[Bins], x: str = "confidence", y: str = "accuracy") -> Chart:
     """Accuracy against confidence, or a frequency against its probability, and the diagonal of perfect calibration."""
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below"}
     diagonal["line"] = {"color": "#888888", "width": 1.5, "dash": "dash"}
     traces = []
     for look, bins in curves:
+        bins = drawn_bins(bins or ())
         if not bins:
             continue
         hits = column(bins, "accuracy")
@@ -257,8 +263,8 @@ def pruning_score(rows: Sequence[PrunedNetwork], unit: str | None = None) -> tup
     return "nll", "negative log likelihood"
 
 
-def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None) -> Chart:
-    """Accuracy (or the error) against the share of prunable weights removed."""
+def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess: Guessing | None = None) -> Chart:
+    """Accuracy (or the error) against the share of prunable weights removed, and the accuracy of one answer to all."""
     score, name = pruning_score(rows, unit)
     traces = []
     for by in dict.fromkeys(row.by for row in rows):
@@ -269,21 +275,30 @@ def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None) -> Cha
              "hovertemplate": "%{x:.0%} removed: %{y:.4g}"}
         )  # fmt: skip
     y = {**axis(name), "tickformat": "~%"} if score == "accuracy" else axis(plain_text(name), HIGHEST_TITLE)
+    if score == "accuracy" and guess is not None and guess.accuracy is not None:
+        traces.append(_one_answer(guess))
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 
-def sensitivity_curve(rows: Sequence[Sensitivity]) -> Chart:
-    """Each layer's share as the prior precision is multiplied by a factor; if many, only the largest are named."""
+def _one_answer(guess: Guessing) -> Chart:
+    """A line at the accuracy of always answering the most frequent class, to which an empty network falls back."""
+    of = f"“{plain_text(shortened(guess.name))}”" if guess.name else "the most frequent class"
+    return {
+        "x": [0, 1], "y": [significant(guess.accuracy)] * 2, "mode": "lines", "name": f"always answering {of}",
+        "line": {"color": "#888888", "width": 1.5, "dash": "dot"}, "hovertemplate": "%{y:.4g}",
+    }  # fmt: skip
+
+
+def sensitivity_curve(rows: Sequence[Sensitivity], colours: Mapping[str, str]) -> Chart:
+    """Each layer's share as the prior precision is multiplied by a factor; layers without a colour are grey."""
     layers: dict[str, list[Sensitivity]] = {}
     for row in sorted(rows, key=lambda row: row.factor or 0.0):
         layers.setdefault(row.name, []).append(row)
-    size = {name: max(abs(row.variance_share or 0.0) for row in mine) for name, mine in layers.items()}
-    largest = set(sorted(layers, key=lambda name: -size[name])[:LISTED])
-    named, unnamed = [n for n in layers if n in largest], [n for n in layers if n not in largest]
+    unnamed = [name for name in layers if name not in colours]
     traces = [_shares_by_factor(name, layers[name]) | GREY_LINE for name in unnamed]  # below the others
-    for i, name in enumerate(named):
-        dash = "dot" if i >= len(CYCLE["light"]) else "solid"  # colours repeat
-        traces.append(_shares_by_factor(name, layers[name]) | {"line": {"dash": dash}})
+    for name, colour in colours.items():
+        if name in layers:
+            traces.append(_shares_by_factor(name, layers[name]) | {"line": {"color": colour}})
     if unnamed:
         traces.append({"x": [None], "y": [None], **GREY_LINE, "name": f"and {len(unnamed)} more", "showlegend": True})
     x = {**axis("prior precision, multiplied by"), "type": "log", "dtick": 1}

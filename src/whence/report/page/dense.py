@@ -103,7 +103,7 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
         picture = picture_of(_coloured((values - low) / ((high - low) or 1.0)))
         return Picture(f"predicted, {number(low)} to {number(high)}", picture, "Map of the predicted values")
     order = list(scales.classes)
-    colours = theme.layer_colours(max(len(order), 2))
+    colours = theme.class_colours(max(len(order), 2))
     table = {c: _rgb(colour) for c, colour in zip(order, colours, strict=False)}
     levels = np.array([[table.get(int(v), UNKNOWN) for v in line] for line in values.tolist()], dtype=np.uint8)
     mine = [c for c in order if (values == c).any()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from whence.numerals import share as share_text
 from whence.report.formatting import quantity, shortened
 from whence.report.page import theme
 from whence.report.page.charts import plain_text
+from whence.report.page.explained import ExplainedScale, explained_text
 from whence.report.record.common import Numbers
 from whence.report.record.sections import Node, Profile, View
 
@@ -25,7 +26,8 @@ ROUNDING = 1e-4  # tolerance for the sum of rounded shares
 LARGEST = 1e100  # beyond which shares are cut, so that nothing overflows
 SMALL = 0.005  # share of the variance below which layers share a line of the list
 MANY = 12  # number of layers up to which the list shows each
-PALETTES = ("explained", "difference", "prior")
+STEPS = 100  # of a colour scale; the step after them is the colour of what is not known
+LEVELS = {"layer": "layer", "unit": "unit", "group": "group of weights"}
 HOVER = "<b>%{{label}}</b><br>{0}: %{{customdata[0]}}{2}<br>{1}: %{{customdata[1]}}<br>%{{hovertext}}<extra></extra>"
 
 
@@ -41,15 +43,15 @@ def icicle(profile: Profile, most: int = MOST, spread: Spread | None = None) -> 
     """The data for the page's script: the trace without a view, and the views."""
     places = drawn_nodes(profile, most)
     nodes = [profile.nodes[i] for i in places]
-    limit = _limit(profile)
+    limit, scale = _limit(profile), ExplainedScale.of(profile)
     return {
         "trace": _trace(nodes, places, _prior(profile)),
         "layers": [node.layer for node in nodes],
-        "palettes": {kind: _palette(profile.views, places, kind, limit) for kind in PALETTES},
-        "views": {view.key: _view(view, places, nodes, spread) for view in profile.views},
-        "limit": limit,
+        "palettes": {"explained": _palette(None), "difference": _palette(limit), "prior": _palette(None)},
+        "views": {view.key: _view(view, places, nodes, spread, _Steps(scale, limit)) for view in profile.views},
+        "limit": limit, "ticks": scale.ticks, "decades": scale.decades,
         "thinned": len(nodes) < len(profile.nodes),
-    }
+    }  # fmt: skip
 
 
 def drawn_nodes(profile: Profile, most: int = MOST) -> list[int]:
@@ -80,31 +82,65 @@ def _trace(nodes: list[Node], places: list[int], prior: Numbers | None) -> Chart
     return dict(trace.to_plotly_json())
 
 
-def _view(view: View, places: list[int], nodes: list[Node], spread: Spread | None) -> Chart:
+def _view(view: View, places: list[int], nodes: list[Node], spread: Spread | None, steps: _Steps) -> Chart:
     change = view.kind == "difference"
     shares, explained = ([values[i] for i in places] for values in (view.share, view.explained))
     widths, squeezed = (changes(shares, nodes), []) if change else fitted(shares, nodes)
     unit = "\u202fpp" if change else "%"
     words = ("change of the share", "change of explained") if change else ("share of the variance", "explained")
     return {
-        "values": widths, "unit": unit, "palette": _palette_of(view), "note": _note(view, len(squeezed), spread),
-        "customdata": [[_share(s, change), _explained(e, change)] for s, e in zip(shares, explained, strict=True)],
+        "values": widths, "unit": unit, "palette": _palette_of(view),
+        "note": _note(view, undrawn(shares, nodes) if not change else [], bool(squeezed), spread),
+        "customdata": [
+            [_share(s, change), _explained(e, change), steps.of(view, e)]
+            for s, e in zip(shares, explained, strict=True)
+        ],
         "texttemplate": "%{label}<br>%{customdata[0]}" + unit, "hovertemplate": HOVER.format(*words, unit),
         "small": small_layers(shares, nodes),
     }  # fmt: skip
 
 
 def _palette_of(view: View) -> str:
-    return view.kind if view.kind in PALETTES else "explained"
+    return view.kind if view.kind in ("difference", "prior") else "explained"
 
 
-def _palette(views: Iterable[View], places: list[int], kind: str, limit: float) -> dict[str, list[str]]:
-    """Colours for each value of ``explained``; one colour under the prior."""
-    change, missing = kind == "difference", theme.cell(theme.MISSING)
-    mine = [view.explained for view in views if _palette_of(view) == kind]
-    values = {_explained(v, change): v for found in mine for i in places if (v := found[i]) is not None}
-    cells = theme.cells(values.values(), limit if change else None) if kind != "prior" else [missing] * len(values)
-    return {**dict(zip(values, cells, strict=True)), NONE: missing}
+def _palette(limit: float | None) -> list[list[str]]:
+    """Colour and ink of each step of a scale, and of what is not known."""
+    steps = [i / STEPS for i in range(STEPS + 1)]
+    values = steps if limit is None else [limit * (2 * step - 1) for step in steps]
+    return [*theme.cells(values, limit), theme.cell(theme.MISSING)]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The step of the colour scale that each value gets."""
+
+    scale: ExplainedScale
+    limit: float  # of changes
+
+    def of(self, view: View, value: float | None) -> int:
+        if value is None or view.kind == "prior":
+            return STEPS + 1
+        place = self.scale.place(value) if view.kind != "difference" else 0.5 + 0.5 * value / self.limit
+        return round(STEPS * min(max(place, 0.0), 1.0))
+
+
+def undrawn(shares: Sequence[float | None], nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that have no cell because their share is negative."""
+    return [node for node, share in zip(nodes, shares, strict=True) if (share or 0.0) < NEGATIVE]
+
+
+def negative_units(profile: Profile) -> dict[str, list[tuple[Node, float]]]:
+    """Layers and units with a negative share and that share, by view, the most negative first."""
+    found: dict[str, list[tuple[Node, float]]] = {}
+    for view in profile.views:
+        if view.kind != "difference":
+            pairs = zip(profile.nodes, view.share, strict=True)
+            below = [(node, share or 0.0) for node, share in pairs if (share or 0.0) < NEGATIVE]
+            mine = [pair for pair in below if pair[0].is_layer or pair[0].is_unit]
+            if mine:
+                found[view.key] = sorted(mine, key=lambda pair: pair[1])
+    return found
 
 
 def fitted(shares: Sequence[float | None], nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
@@ -168,7 +204,7 @@ def _share(share: float | None, change: bool) -> str:
 
 
 def _explained(value: float | None, change: bool) -> str:
-    return points(value, signed=True) if change and value is not None else share_text(value)
+    return points(value, signed=True) if change and value is not None else explained_text(value)
 
 
 def _limit(profile: Profile) -> float:
@@ -183,19 +219,29 @@ def _limit(profile: Profile) -> float:
     return min(1.0, math.ceil(10 * max(sizes, default=1.0) + 1e-9) / 10)
 
 
-def _note(view: View, squeezed: int, spread: Spread | None) -> str:
+def _note(view: View, hidden: list[Node], squeezed: bool, spread: Spread | None) -> str:
     """One or two sentences under the chart."""
     facts = [f"{number(view.inputs)} input{'s' * (view.inputs != 1)}"] if view.inputs else []
     facts += [] if view.kind == "difference" else [_size(view.variance, spread)]
     words = [f"{view.label}: {', '.join(facts)}."]
     if view.kind == "prior":
         words.append("The shares before any training data.")
-    if squeezed:
+    if hidden:
+        several = len(hidden) > 1
+        narrowed = "; their neighbours are narrowed to fit" if squeezed else ""
         words.append(
-            f"Parts with a negative share are not drawn (in {squeezed} place{'s' * (squeezed > 1)}); their neighbours "
-            "are narrowed to fit. The numbers shown are exact."
+            f"{_counted(hidden)} with a negative share {'are' if several else 'is'} not drawn{narrowed}. "
+            "The numbers shown are exact."
         )
     return " ".join(words)
+
+
+def _counted(nodes: list[Node]) -> str:
+    """Nodes by their level: "2 units and 13 groups of weights"."""
+    counts = {words: sum(node.level == level for node in nodes) for level, words in LEVELS.items()}
+    shown = [f"{n:,} {words if n == 1 else words.replace(words.split()[0], words.split()[0] + 's', 1)}"
+             for words, n in counts.items() if n]  # fmt: skip
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
 
 
 def _size(variance: float | None, spread: Spread | None) -> str:

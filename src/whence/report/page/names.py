@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from whence.errors import need
 from whence.numerals import number
 from whence.report.record.common import Mark
 from whence.report.record.convert import Rules, changed
-from whence.report.record.sections import ShownInput
 
 R = TypeVar("R")
 SHORT = 10  # characters of a name that fit next to numbers on a phone
-LISTED = 12  # layers in a legend
 
 
 def common_prefix(names: Iterable[str]) -> str:
@@ -66,15 +64,5 @@ def spelt(text: str) -> str:
 
 
 def dotted(name: str) -> Any:
-    """A name that may be broken after each of its dots."""
-    return need("markupsafe", "report").Markup(".<wbr>").join(name.split("."))
-
-
-def largest_layers(inputs: Sequence[ShownInput], names: list[str], most: int = LISTED) -> list[str]:
-    """The layers with the largest shares in the inputs shown, in the given order."""
-    total = dict.fromkeys(names, 0.0)
-    for item in inputs:
-        for name, share in item.layers:
-            total[name] += abs(share or 0.0)
-    largest = set(sorted(names, key=lambda name: -total[name])[:most])
-    return [name for name in names if name in largest]
+    """A name that may be broken after each of its dots, if it is long."""
+    return need("markupsafe", "report").Markup(".<wbr>" if len(name) > SHORT else ".").join(name.split("."))

@@ -28,6 +28,12 @@ def weakest(rows: Sequence[ClassCalibration]) -> list[ClassCalibration]:
     return [row for _, row in sorted(known, key=lambda pair: pair[0])[:WEAKEST]]
 
 
+def mean_iou(rows: Sequence[ClassCalibration]) -> tuple[float, int] | None:
+    """The mean IoU, and the number of classes that have one."""
+    known = [row.iou.value for row in rows if row.iou is not None and row.iou.value is not None]
+    return (sum(known) / len(known), len(known)) if known else None
+
+
 def place(value: Any) -> str:
     """Sort key of an estimate or a number in a table; empty if there is none."""
     number = value.value if isinstance(value, Estimate) else value

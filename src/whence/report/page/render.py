@@ -18,11 +18,13 @@ from whence.report import formatting, uncertainty
 from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
 from whence.report.page.attributed import attributed_columns, attribution_picture, token_styles
-from whence.report.page.charts import CRITERIA, looks_of, pairs, pruning_score
+from whence.report.page.charts import CRITERIA, FEWEST, drawn_bins, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
+from whence.report.page.explained import explained_text
 from whence.report.page.layer_charts import layers_with
+from whence.report.page.layer_colours import layer_colours, layer_names
 from whence.report.page.number_charts import number_charts
-from whence.report.page.weight_maps import QUANTITIES, weight_map
+from whence.report.page.weight_maps import QUANTITIES, caption, weight_map
 from whence.report.record.audit import AuditRecord
 from whence.report.record.common import Estimate, LeftOut, MetricName
 from whence.report.record.comparison import Agreement, Compared, ComparisonRecord, ComparisonSection, LayersOfMethods
@@ -106,7 +108,8 @@ def _environment() -> Any:
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
         "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
-        "token_parts": token_styles,
+        "token_parts": token_styles, "caption": caption, "explained": explained_text, "capital": formatting.capital,
+        "drawn": drawn_bins, "mean_iou": people.mean_iou,
     }  # fmt: skip
     return made
 
@@ -127,8 +130,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
     text = _text()
     compared = record.comparison
     profile = record.profile if record.profile and record.profile.nodes and record.profile.views else None
-    layers = _layer_names(record)
-    listed = names.largest_layers(record.inputs or (), layers)
+    layers, colours = layer_names(record), layer_colours(record)
     drawings = {
         "charts": {**audit_charts(record), **people.people_charts(record), **_of_numbers(record)},
         "slider": people.slider(record.deferral),
@@ -140,17 +142,23 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "what": "audit", "nested": True, "judged_points": JUDGED, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
         "sections": {key: title for key, title in text.audit_sections.items() if _is_shown(record, key)},
         "matrix": people.MATRIX,
-        "terms": {**text.terms, **(text.comparison_terms if compared else {})},
+        "terms": _terms(record, text),
         "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
-        "negative": _negative(profile) if profile else {},
+        "negative": icicle.negative_units(profile) if profile else {},
         "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,
-        "colours": dict(zip(listed, theme.layer_colours(len(listed)), strict=True)),
+        "colours": colours,
         "score": pruning_score(record.pruning.rows if record.pruning else (), record.unit),
-        "unlisted": len(layers) - len(listed), "deep": any(len(name) > names.SHORT for name in layers),
+        "unlisted": len(layers) - len(colours), "deep": any(len(name) > names.SHORT for name in layers),
         "novelty_height": _novelty_height(record.novelty) if record.novelty else 0,
         "dense": Scales.of(record.inputs or ()), "quantities": QUANTITIES, "missing_colour": theme.MISSING,
         "ramps": {"explained": theme.ramp(False), "difference": theme.ramp(True)},
     }  # fmt: skip
+
+
+def _terms(record: AuditRecord, text: Any) -> dict[str, tuple[str, ...]]:
+    """Explanations in the order of the page; of predicted numbers they do not speak of classes."""
+    numbers = text.number_terms if record.task == "regression" else {}
+    return {**text.terms, **numbers, **(text.comparison_terms if record.comparison else {})}
 
 
 def _spread_of(record: AuditRecord) -> icicle.Spread | None:
@@ -206,7 +214,7 @@ def _common(
             "heat": _agreement_cells(compared.agreement), "layered": _with_layers(compared),
         }  # fmt: skip
     return {
-        **found, **drawings, "r": record, "run": record.run, "tones": _text().tones,
+        **found, **drawings, "r": record, "run": record.run, "tones": _text().tones, "fewest": FEWEST,
         "data": embedded({**drawings, "themes": theme.templates()}),
     }  # fmt: skip
 
@@ -225,12 +233,6 @@ def _reasons(left_out: Sequence[LeftOut]) -> dict[str, str]:
 # An audit's page
 
 
-def _layer_names(record: AuditRecord) -> list[str]:
-    """Layer names in the network's order; names that only inputs have are last."""
-    of_table = [layer.name for layer in record.layers or ()]
-    return list(dict.fromkeys([*of_table, *(share.name for item in record.inputs or () for share in item.layers)]))
-
-
 def _novelty_height(novelty: Novelty) -> int:
     """Height of the chart with a box for each layer and set, in pixels."""
     return min(2000, max(240, 100 + len(novelty.names) * (9 * len(novelty.sets) + 9)))
@@ -241,15 +243,6 @@ def _view_groups(profile: Profile) -> dict[str, list[View]]:
     found: dict[str, list[View]] = {}
     for view in profile.views:
         found.setdefault(GROUPS.get(view.kind, "One input"), []).append(view)
-    return found
-
-
-def _negative(profile: Profile) -> dict[str, list[tuple[Any, float]]]:
-    """Nodes with a negative share and that share, by view, the most negative first."""
-    nodes = {node.id: node for node in profile.nodes}
-    found: dict[str, list[tuple[Any, float]]] = {}
-    for item in sorted(profile.negative, key=lambda item: item.share or 0.0):
-        found.setdefault(item.view, []).append((nodes[item.id], item.share or 0.0))
     return found
 
 

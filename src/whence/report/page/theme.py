@@ -18,7 +18,8 @@ COLOURS = {
     "dark": ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#e6e9ee"],
 }
 MISSING = "#9aa0a8"
-LAYERS = tuple(colour for colour in PALETTE if colour != "#000000")
+# Of layers and classes: Okabe and Ito's, and a violet and a brown that people who are colour-blind can tell from them
+DISTINCT = (*(colour for colour in PALETTE if colour != "#000000"), "#6030EE", "#775555")
 
 
 def templates() -> dict[str, Any]:
@@ -70,10 +71,10 @@ def cell(colour: str) -> list[str]:
     return [colour, "#000000" if luminance > 0.179 else "#ffffff"]
 
 
-def layer_colours(count: int) -> list[str]:
-    """Distinct colours for a few layers; for many, ordered colours from a map."""
-    if count <= len(LAYERS):
-        return list(LAYERS[:count])
+def class_colours(count: int) -> list[str]:
+    """Distinct colours for a few classes; for many, ordered colours from a map."""
+    if count <= len(DISTINCT):
+        return list(DISTINCT[:count])
     colours = need("plotly.colors", "report")
     places = [0.12 + 0.83 * i / (count - 1) for i in range(count)]  # its ends are too close to black and white
     return [str(one) for one in colours.sample_colorscale("Viridis", places)]

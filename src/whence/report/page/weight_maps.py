@@ -18,7 +18,13 @@ QUANTITIES = {
     "std": "posterior standard deviation",
     "identified": "identified (0 = only by the prior, 1 = by the data)",
 }
-MAGNITUDES = "mean magnitude of neighbouring weights"
+OF_MEANS = {  # where a map holds means of neighbouring weights
+    "weight": "mean size of neighbouring weights, without sign",
+    "std": "mean standard deviation of neighbouring weights",
+    "identified": "mean identified of neighbouring weights (0 to 1)",
+}
+MEANS = " weights as means of neighbours"  # in the note of such a map, after their number
+SIZES = "weights as means of their magnitudes"
 MOST = 16  # tiles
 GAP = 0.02  # of the width, between tiles
 NAME = 24  # pixels, for the name above a tile
@@ -36,10 +42,30 @@ def weight_map(found: WeightMap) -> Chart:
     shape = max(1, found.height) / max(1, found.width)
     wide, narrow = (_arranged(tiles, shape, found.kind, *room) for room in ((6, 880), (3, 350)))
     return {
-        "layer": found.layer, "wide": wide, "narrow": narrow,
+        "layer": found.layer, "wide": wide, "narrow": narrow, "names": quantities(found),
         "data": {key: [_tile(tile, i, key) for i, tile in enumerate(tiles)] for key in QUANTITIES},
         "colours": {key: _colours(tiles, key, bool(found.magnitudes)) for key in QUANTITIES},
     }  # fmt: skip
+
+
+def quantities(found: WeightMap) -> dict[str, str]:
+    """What the map can show, in the words of the menu and of the colour scale."""
+    return OF_MEANS if found.magnitudes else QUANTITIES
+
+
+def caption(found: WeightMap) -> str:
+    """What the tiles hold, in one or two sentences."""
+    count, parts = len(found.tiles), [part for part in found.note.split("; ") if part and part != SIZES]
+    of = next((part.removesuffix(MEANS) for part in parts if part.endswith(MEANS)), None)
+    rest = "; ".join(part for part in parts if not part.endswith(MEANS))
+    maps = f"{count} map{'s' * (count != 1)}"
+    size = f"{found.height} × {found.width}"
+    if found.magnitudes:
+        whole = f"The {of} weights are" if of else "They are"
+        words = f"{whole} too many to show each: the map has {size} means of neighbouring ones."
+    else:
+        words = f"{maps} of {size} weights." if found.kind == "matrix" else f"{maps}."
+    return f"{found.parameter}: {words}{f' {rest[0].upper()}{rest[1:]}.' if rest else ''}"
 
 
 def _arranged(tiles: Sequence[Tile], shape: float, kind: str, most: int, width: int) -> Chart:
@@ -118,9 +144,9 @@ def _colours(tiles: Sequence[Tile], key: str, magnitudes: bool = False) -> Chart
         low = 0.0
     if not math.isfinite(high - low) or high <= low:
         high = low + 1.0
-    title = MAGNITUDES if magnitudes and key == "weight" else QUANTITIES[key]
+    title = (OF_MEANS if magnitudes else QUANTITIES)[key]
     bar = {"orientation": "h", "thickness": 10, "y": 0, "yanchor": "top", "ypad": 14, "len": 0.6, "nticks": 5,
-           "outlinewidth": 0, "title": {"text": title, "side": "top"}}  # fmt: skip
+           "outlinewidth": 0, "title": {"text": title, "side": "top", "font": {"size": 12}}}  # fmt: skip
     objects = need("plotly.graph_objects", "report")
     scale = SIGNED if signed else MAP.capitalize()
     axis = objects.layout.Coloraxis(
