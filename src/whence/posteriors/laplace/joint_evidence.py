@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from whence.likelihoods import Gaussian
+from whence.linalg.spectral import DenseSpectral
 from whence.linalg.structures import Dense, Symmetric
 
 if TYPE_CHECKING:
@@ -76,11 +77,15 @@ class _Objective:
 
     @classmethod
     def of(cls, posterior: Laplace, squares: Tensor, noisy: bool) -> _Objective:
-        matrix = next(iter(posterior.curvature.structures[0].tensors().values())).double()
-        root = posterior.prior.flat([p for b in posterior.blocks for p in b.params]).rsqrt().to(matrix.device)
+        ((gaussian, _),) = posterior.gaussians()
+        spectral = gaussian.spectral
+        assert isinstance(spectral, DenseSpectral)
+        # Δ^{-1/2} H Δ^{-1/2} = Q diag(λ) Qᵀ / δ with Q = D^{1/2} B: no eigenvalue is below 0, unlike rounded ones of H
+        vectors = spectral.vectors.double()
+        vectors = vectors if spectral.ratio is None else vectors / spectral.ratio.root().to(vectors).unsqueeze(1)
+        whitened = vectors * (posterior.scale / gaussian.delta * spectral.values.double().clamp(min=0)) @ vectors.mT
         sizes = torch.tensor([sum(p.numel for p in b.params) for b in posterior.blocks])
-        layer = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(matrix.device)
-        whitened = posterior.scale * root.unsqueeze(1) * matrix * root
+        layer = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(whitened.device)
         noise, errors, count, middle = 1.0, 0.0, 0.0, 0.0
         if noisy:
             assert isinstance(posterior.likelihood, Gaussian)
@@ -89,7 +94,7 @@ class _Objective:
             count = posterior.record.targets * posterior.data_scale
             middle = 0.5 * math.log(max(errors / max(count, 1e-300), 1e-30))
         power = float(posterior.curvature.options.curvature.noise_power)
-        return cls(whitened, layer, squares.to(matrix.device), power, noise, errors, count, middle)
+        return cls(whitened, layer, squares.to(whitened.device), power, noise, errors, count, middle)
 
     def bounded(self, free: Tensor) -> tuple[Tensor, Tensor]:
         """Inside the bounds, and how far it was beyond them."""
@@ -106,7 +111,7 @@ class _Objective:
         root = (-0.5 * logs).exp()[self.layer]
         whole = math.exp(-self.power * log_noise) * root.unsqueeze(1) * self.whitened * root
         whole.diagonal().add_(1.0)
-        chol = torch.linalg.cholesky(whole)
+        chol = _cholesky(whole)
         left = torch.cholesky_inverse(chol).diagonal()  # of the variance under the prior, [P]
         gamma = torch.zeros_like(self.squares).index_add_(0, self.layer, 1 - left)  # [B]
         penalty = logs.exp() * self.squares
@@ -117,3 +122,14 @@ class _Objective:
             value = value - self.count * log_noise
             slopes.append((errors - self.count + 0.5 * self.power * gamma.sum()).reshape(1))
         return value.cpu(), (torch.cat(slopes) - beyond).cpu()
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Of a matrix with eigenvalues from 1 up; where a step of the search made it huge, rounding is covered."""
+    chol, failed = torch.linalg.cholesky_ex(matrix)
+    extra = torch.finfo(matrix.dtype).eps * len(matrix) * float(matrix.diagonal().amax())
+    while int(failed):
+        matrix.diagonal().add_(extra)
+        chol, failed = torch.linalg.cholesky_ex(matrix)
+        extra *= 10
+    return chol
