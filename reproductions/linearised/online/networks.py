@@ -153,9 +153,11 @@ class Learner:
 
     def decays(self) -> Weights:
         """λ = σ² δ / N of every weight."""
-        factor = self.evidence.likelihood.number ** 2 / len(self.data[1])
+        factor = self.evidence.likelihood.number**2 / len(self.data[1])
         values = self.evidence.posterior.prior.values
-        return {n: factor * torch.as_tensor(values[n]).float().expand(p.shape) for n, p in self.network.named_parameters()}
+        return {
+            n: factor * torch.as_tensor(values[n]).float().expand(p.shape) for n, p in self.network.named_parameters()
+        }
 
     def trace(self) -> list[dict[str, Any]]:
         """Every update, for the figures."""

@@ -31,9 +31,7 @@ def measured(config: Config, kind: str, name: str, numbers: tuple[int, ...]) -> 
     predictors, learners = final(config, name, numbers, splits, chosen)
     found: Values = {"splits": list(numbers), "methods": {}, "chosen": _shown(chosen, learners)}
     for method, each in predictors.items():
-        rows = [
-            scored(one, splits.test.of(k), splits.train.of(k)[0], splits.spread[k]) for k, one in enumerate(each)
-        ]
+        rows = [scored(one, splits.test.of(k), splits.train.of(k)[0], splits.spread[k]) for k, one in enumerate(each)]
         found["methods"][method] = {key: [row[key] for row in rows] for key in rows[0]}
     found["trace"] = {method: each[0].trace() for method, each in learners.items()}
     return found
