@@ -16,7 +16,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     image_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     size: int = 200
-    images: int = 100
+    images: int = 60
     test: int = 500
     depths: tuple[int, ...] = (1, 5, 20)
     widths: tuple[int, ...] = (10, 50)
@@ -26,13 +26,14 @@ class Config:
     rate: float = 1e-2
     decay: float = 1e-3  # λ of ½ mean loss + ½ λ ‖θ‖² / N: the prior precision in training
     image_decay: float = 1.0
-    rounds: int = 5  # of images: precisions and the linear model's optimum in turns
+    image_test: int = 250
+    rounds: int = 4  # of images: precisions and the linear model's optimum in turns
     iterations: int = 60  # of L-BFGS, for the precisions and the noise
 
 
 QUICK = Config(
     data=("curve", "two-moons"), image_data=("digits",), seeds=(0, 1), image_seeds=(0, 1), size=30, images=12,
-    test=40, depths=(1, 3), widths=(5, 8),
+    test=40, image_test=40, depths=(1, 3), widths=(5, 8),
     activations=("tanh", "relu"), steps=30, rounds=2, iterations=6,
 )  # fmt: skip
 

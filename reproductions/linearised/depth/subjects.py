@@ -74,7 +74,7 @@ def _images(config: Config, name: str, seed: int) -> Subject:
     data = zoo.load(name, seed=seed, validation=0, progress=False)
     assert data.train is not None and data.test is not None
     order = torch.randperm(data.train.size, generator=torch.Generator().manual_seed(seed))[: config.images]
-    train, test = data.train.take(order).tensors(), data.test.take(config.test).tensors()
+    train, test = data.train.take(order).tensors(), data.test.take(config.image_test).tensors()
 
     def small(images: Tensor) -> Tensor:
         return (avg_pool2d(images, 2) if images.shape[-1] == 28 else images).double()
