@@ -2,4 +2,4 @@
 
 from reproductions.experiment import Collection
 
-COLLECTION = Collection("reproductions.linearised", ("uci", "depth", "online"))
+COLLECTION = Collection("reproductions.linearised", ("uci", "classes", "depth", "online"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 import whence
-from reproductions.linearised.depth.networks import convolutions, mlp
+from reproductions.linearised.depth.networks import CLASSES, image_network, mlp
 from reproductions.linearised.online.config import Config
 from reproductions.store import Values
 from whence import metrics, zoo
@@ -59,8 +59,9 @@ def images_of(config: Config, name: str, labels: int, seed: int) -> Images:
 
 def network_of(kind: str, shape: tuple[int, ...], seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
-    made = mlp(math.prod(shape), 10, 2, WIDTH, "relu") if kind == "fully connected" else convolutions(shape, 10, False)
-    return made.float()
+    if kind == "fully connected":
+        return mlp(math.prod(shape), CLASSES, 2, WIDTH, "relu").float()
+    return image_network(kind, shape, WIDTH).float()
 
 
 def measured(config: Config, name: str, labels: int, seed: int) -> Values:
