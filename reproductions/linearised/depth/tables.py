@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, median
 
 from reproductions.linearised.depth.numbers import WHERE, Correlation, Numbers, OverMean, Regret, shown
+from reproductions.linearised.online.tables import precision
 from reproductions.store import Values
 
 TITLES = {"depth": "Depth and width", "activation": "Activation functions", "images": "Networks for images"}
@@ -62,17 +63,19 @@ def _mean(networks: list[Values], where: str, key: str) -> str:
 
 
 def _image_networks(numbers: Numbers, kind: str, name: str) -> str:
-    """Means over seeds; two rows for each network, one for each evidence."""
+    """Means over seeds (precisions: medians); two rows for each network, one for each evidence."""
     rows = [numbers.units[kind][name][seed] for seed in sorted(numbers.units[kind][name])]
     lines = [
         "| network | accuracy | NLL, network alone | evidence | log evidence | fit | −½ Σ δ ‖θ‖² | −½ log det | "
-        "effective parameters | NLL |",
-        "|---" * 10 + "|",
+        "effective parameters | precisions by layer | NLL |",
+        "|---" * 11 + "|",
     ]
     for network in rows[0]:
         own = [row[network] for row in rows]
         for where, words in WHERE.items():
             cells = [f"{100 * fmean(v['accuracy'] for v in own):.1f}%", f"{fmean(v['alone'] for v in own):.2f}", words]
-            cells += [_mean(own, where, key) for key in ("evidence", "fit", "penalty", "volume", "gamma", "nll")]
+            cells += [_mean(own, where, key) for key in ("evidence", "fit", "penalty", "volume", "gamma")]
+            layers = zip(*[v[where]["precisions"] for v in own], strict=True)
+            cells += [", ".join(precision(median(layer)) for layer in layers), _mean(own, where, "nll")]
             lines.append(f"| {network} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from reproductions.claims import Claim, Interval, Verdict
+from reproductions.claims import Claim, Interval, Verdict, below, difference, every
 from reproductions.linearised.online.numbers import KINDS, TITLES, Numbers
 from reproductions.store import Values
 
@@ -26,7 +26,7 @@ def claims(units: Values) -> list[Claim]:
             ("online, exact", "online, laplace", OURS),
         ):  # fmt: skip
             found += _lower(numbers, kind, method, other, where)
-    return [*found, *_gain(numbers)]
+    return [*found, *_start(numbers), *_gain(numbers)]
 
 
 def majority(over: dict[str, Interval], cases: int) -> Verdict:
@@ -61,6 +61,24 @@ def _lower(numbers: Numbers, kind: str, method: str, other: str, where: str) -> 
     claim = f"{WORDS[kind]}: NLL of “{TITLES[method]}” is lower than of “{TITLES[other]}” in most cases"
     cases = len(over) if method == "online, exact" else _cases(numbers, kind, over)
     return [Claim(claim, where, counted(over), majority(over, cases))]
+
+
+def _start(numbers: Numbers) -> list[Claim]:
+    """The worst NLL over starts less the best one, split by split: of the isotropic prior less of the relative one."""
+    over: dict[str, Interval] = {}
+    for name, starts in numbers.starts.items():
+        spread = []
+        for prior in ("isotropic", "relative"):
+            each = [own["nll"] for begin, own in starts.items() if begin.startswith(prior)]
+            spread.append([max(nlls) - min(nlls) for nlls in zip(*each, strict=True)])
+        if len(spread[0]) > 1:
+            over[name] = difference(*spread)
+    if not over:
+        return []
+    shown = "; ".join(f"{name} {interval.text(2)}" for name, interval in over.items())
+    ours = f"spread of NLL over three starts, isotropic less relative: {shown}"
+    claim = "The isotropic prior depends less on where it starts than the relative prior"
+    return [Claim(claim, OURS, ours, every(*[below(interval) for interval in over.values()]))]
 
 
 def _gain(numbers: Numbers) -> list[Claim]:

@@ -27,6 +27,8 @@ class Config:
     usual_precision: float = 1.0  # of images
     updates: int = 8  # after the burn-in, the last one at the end
     looks: int = 60  # at the validation error, for early stopping
+    starts: tuple[str, ...] = ("yacht", "concrete")  # standard splits on which other starts are tried
+    start_splits: int = 3
     images: tuple[str, ...] = ("mnist", "fashion-mnist")
     labels: tuple[int, ...] = (100, 1000)
     seeds: int = 5
@@ -50,7 +52,8 @@ class Config:
 
 QUICK = Config(
     standard={"synthetic-1": 2}, gap={"synthetic-1": 2}, group=2, hidden=8, steps=60, batch=32, decays=(1e-4, 1e-2),
-    updates=2, looks=6, images=("digits",), labels=(30, 60), exact=30, seeds=2, image_steps=30, image_batch=20,
+    updates=2, looks=6, starts=("synthetic-1",), start_splits=2,
+    images=("digits",), labels=(30, 60), exact=30, seeds=2, image_steps=30, image_batch=20,
     precisions=(0.1, 10.0), test=100,
 )  # fmt: skip
 
@@ -66,9 +69,10 @@ def groups(config: Config, kind: str, name: str) -> list[tuple[int, ...]]:
 
 
 def units(config: Config) -> list[str]:
-    """``kind/set/group`` and ``images/set-labels/seed``: the first of everything, then the second."""
+    """``kind/set/group``, ``start/set/0`` and ``images/set-labels/seed``: the first of everything, then the second."""
     counts = {f"{kind}/{name}": len(groups(config, kind, name)) for kind, names in (
         ("standard", config.standard), ("gap", config.gap)
     ) for name in names}  # fmt: skip
+    counts |= {f"start/{name}": 1 for name in config.starts}
     counts |= {f"images/{name}-{labels}": config.seeds for name in config.images for labels in config.labels}
     return [f"{case}/{i}" for i in range(max(counts.values())) for case, count in counts.items() if i < count]

@@ -121,16 +121,22 @@ class Variant:
 
     structure: Literal["full", "kron"]
     relative: bool = False
+    begin: float = 1.0  # precision, or τ
 
     @property
     def prior(self) -> float | whence.Relative:
-        return whence.Relative(1.0) if self.relative else 1.0
+        return whence.Relative(self.begin) if self.relative else self.begin
 
 
 VARIANTS = {
     "online": Variant("full"),
     "online, kron": Variant("kron"),
     "online, relative": Variant("full", relative=True),
+}
+
+STARTS = {
+    **{f"isotropic, δ = {begin:g}": Variant("full", False, begin) for begin in (0.01, 1.0, 100.0)},
+    **{f"relative, τ = {begin:g}": Variant("full", True, begin) for begin in (0.01, 0.1, 1.0)},
 }
 
 

@@ -30,13 +30,16 @@ class Numbers:
         self.scores: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {kind: {} for kind in KINDS}
         self.chosen: dict[str, dict[str, list[Values]]] = {kind: {} for kind in KINDS}
         self.traces: dict[str, dict[str, Values]] = {kind: {} for kind in KINDS}  # of the first split or seed
+        self.starts: dict[str, dict[str, dict[str, list[float]]]] = {}  # by set, start and metric
         for unit, value in units.items():
             kind, name, _ = unit.split("/")
-            if kind == "images":
+            if kind == "start":
+                self.starts[name] = value
+            elif kind == "images":
                 of, _, labels = name.rpartition("-")
                 for network, own in value.items():
                     single = {m: {k: [v] for k, v in scores.items()} for m, scores in own["methods"].items()}
-                    self._add(kind, f"{of}, {labels} labels, {network}", single, own)
+                    self._add(kind, f"{of}, {int(labels):,} labels, {network}", single, own)
             else:
                 self._add(kind, name, value["methods"], value)
 

@@ -16,6 +16,8 @@ def run(config: Config, results: Results, context: Context) -> None:
         if kind == "images":
             of, _, labels = name.rpartition("-")
             results.unit(unit, partial(images.measured, config, of, int(labels), int(place)))
+        elif kind == "start":
+            results.unit(unit, partial(tabular.by_start, config, name))
         else:
             numbers = groups(config, kind, name)[int(place)]
             results.unit(unit, partial(tabular.measured, config, kind, name, numbers))

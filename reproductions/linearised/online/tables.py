@@ -27,7 +27,23 @@ def tables(units: Values) -> str:
         for metric, name in shown.items():
             over = "seeds" if kind == "images" else "splits"
             parts += [f"**{name}**, mean ± standard error over {over}", _table(numbers, kind, metric)]
+    if numbers.starts:
+        parts += ["### Where it starts", _starts(numbers)]
     return "\n\n".join([*parts, "### What was chosen", *_choices(numbers)])
+
+
+def _starts(numbers: Numbers) -> str:
+    """By the prior at the start of the training."""
+    metrics = {"nll": "NLL", "rmse": "RMSE", "idle": "idle units", "gamma": "effective parameters"}
+    names = list(numbers.starts)
+    heads = [f"{name}: {title}" for name in names for title in metrics.values()]
+    lines = [f"| prior at the start | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for begin in numbers.starts[names[0]]:
+        own = [numbers.starts[name][begin] for name in names]
+        lines.append(f"| {begin} | {' | '.join(cell(each[m], m) for each in own for m in metrics)} |")
+    splits = len(numbers.starts[names[0]][begin]["nll"])
+    about = f"The first {splits} standard splits, mean ± standard error; units that change nothing are idle."
+    return f"{about}\n\n" + "\n".join(lines)
 
 
 def _counts(numbers: Numbers, kind: str) -> str:
@@ -103,4 +119,10 @@ def _chosen(groups: list[Values]) -> list[str]:
 
 
 def _precisions(values: list[float]) -> str:
-    return ", ".join(f"{v:.2g}" if v < 1000 else f"10^{math.log10(v):.0f}" for v in values)
+    return ", ".join(precision(value) for value in values)
+
+
+def precision(value: float) -> str:
+    if value >= 1e5:
+        return f"10^{math.log10(value):.0f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

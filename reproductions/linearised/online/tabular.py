@@ -13,7 +13,7 @@ from torch import Tensor
 import whence
 from reproductions.linearised.data import Splits, load
 from reproductions.linearised.online.config import Config
-from reproductions.linearised.online.networks import VARIANTS, Kept, Learner, Stopped, by_decay, learned
+from reproductions.linearised.online.networks import STARTS, VARIANTS, Kept, Learner, Stopped, by_decay, learned
 from reproductions.linearised.stack import Job, Weights, module, outputs
 from reproductions.linearised.uci.laplace import STRUCTURES, Chosen, of_network
 from reproductions.linearised.uci.noise import FEWEST
@@ -142,3 +142,30 @@ def _shown(chosen: Choices, learners: dict[str, list[Learner]]) -> Values:
         }  # fmt: skip
         found["noise"][method] = [one.evidence.likelihood.number for one in each]
     return found
+
+
+# Where it starts
+
+IDLE = 1e-3  # of the norm of a unit's incoming weights times that of its outgoing ones, in standardised units
+
+
+def by_start(config: Config, name: str) -> Values:
+    """Scores of the Laplace prediction on the first standard splits, by the prior at the start of the training."""
+    numbers = tuple(range(config.start_splits))
+    splits, schedule = load(name, numbers, "standard", validation=False), config.schedule(name)
+    found: Values = {}
+    for begin, variant in STARTS.items():
+        each = learned(config, splits.train, jobs_of(numbers), schedule, variant)
+        rows = [
+            scored(one.evidence.posterior.predict, splits.test.of(k), splits.train.of(k)[0], splits.spread[k])
+            | {"gamma": one.evidence.records[-1].effective_parameters, "idle": _idle(one.network)}
+            for k, one in enumerate(each)
+        ]
+        found[begin] = {key: [row[key] for row in rows] for key in rows[0]}
+    return found
+
+
+def _idle(network: torch.nn.Module) -> float:
+    """Hidden units that change nothing."""
+    weights = network.state_dict()
+    return float((weights["0.weight"].norm(dim=1) * weights["2.weight"].norm(dim=0) < IDLE).sum())
