@@ -2,4 +2,4 @@
 
 from reproductions.experiment import Collection
 
-COLLECTION = Collection("reproductions.linearised", ("uci", "depth"))
+COLLECTION = Collection("reproductions.linearised", ("uci", "classes", "depth", "online"))

@@ -15,6 +15,14 @@ import whence
 from reproductions.linearised import COLLECTION
 from reproductions.linearised.depth import EXPERIMENT
 from reproductions.linearised.depth.config import QUICK
+from reproductions.linearised.depth.images import (
+    Found,
+    Jacobian,
+    Predictive,
+    at_optimum,
+    at_trained,
+    jacobian_of,
+)
 from reproductions.linearised.depth.kernels import (
     at_linear_optimum,
     at_trained_weights,
@@ -133,3 +141,51 @@ def test_parts_of_the_evidence_are_its_sum(folder: Path) -> None:
             if not unit.startswith("images"):
                 own = value["trained"]
                 assert own["fit"] + own["occam"] == pytest.approx(own["evidence"], rel=1e-4)
+
+
+# Images: Jacobians instead of the kernels of Linear layers
+
+
+def classes_and_network(norm: bool) -> tuple[Subject, torch.nn.Module]:
+    data = three_classes()
+    torch.manual_seed(1)
+    hidden = [torch.nn.Linear(3, 4), *([torch.nn.BatchNorm1d(4)] if norm else []), torch.nn.ReLU()]
+    network = torch.nn.Sequential(*hidden, torch.nn.Linear(4, 3)).double()
+    return data, trained(SMALL, network, data, 1.0)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_evidence_by_jacobians_is_that_of_the_full_posterior(norm: bool) -> None:
+    data, network = classes_and_network(norm)
+    own = jacobian_of(network, data.x)
+    kernels = own.kernels(own)
+    found = at_trained(SMALL, data, own, kernels)
+    posterior = full_posterior(network, data, own, found)
+    assert found.value == pytest.approx(float(posterior.log_evidence()), rel=1e-6)
+    assert found.gamma == pytest.approx(
+        sum(float(g.effective_parameters()) for g, _ in posterior.gaussians()), rel=1e-5
+    )
+    test = jacobian_of(network, data.test_x)
+    mine = Predictive.of(own, kernels, found, moved=False).probabilities(test, test.kernels(own))
+    torch.testing.assert_close(mine, posterior.predict(data.test_x).probs, rtol=0.1, atol=0.02)  # both are draws
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_optimum_by_jacobians_is_that_of_the_refined_posterior(norm: bool) -> None:
+    data, network = classes_and_network(norm)
+    own = jacobian_of(network, data.x)
+    kernels = own.kernels(own)
+    start = at_trained(SMALL, data, own, kernels)
+    found = at_optimum(replace(SMALL, rounds=1), data, own, kernels, start)
+    refined = full_posterior(network, data, own, start).refined((data.x, data.y), tolerance=1e-10, progress=False)
+    assert found.value == pytest.approx(float(refined.log_evidence()), rel=1e-5)
+    test = jacobian_of(network, data.test_x)
+    mine = Predictive.of(own, kernels, found, moved=True).probabilities(test, test.kernels(own))
+    torch.testing.assert_close(mine, refined.predict(data.test_x).probs, rtol=0.1, atol=0.02)
+
+
+def full_posterior(network: torch.nn.Module, data: Subject, own: Jacobian, found: Found) -> whence.Laplace:
+    prior = dict(zip(own.blocks, found.precisions.tolist(), strict=True))
+    return whence.laplace(
+        network, (data.x, data.y), likelihood="classification", structure="full", prior_precision=prior, progress=False
+    )

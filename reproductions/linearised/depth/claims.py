@@ -93,24 +93,42 @@ def _widths(networks: Values) -> list[str]:
     return [name for name in networks if name.split(", ")[0] == depth]
 
 
+IMAGE_PAIRS = (
+    ("convolutions", "fully connected"),
+    ("convolutions, batch norm", "convolutions"),
+    ("fully connected, batch norm", "fully connected"),
+)
+
+
 def _images(numbers: Numbers) -> list[Claim]:
     """Differences of evidence and of test NLL between two networks, seed by seed."""
     found = []
     for name in numbers.data("images"):
-        for better, worse in (("convolutions", "fully connected"), ("convolutions, batch norm", "convolutions")):
+        for first, second in IMAGE_PAIRS:
             for where, words in WHERE.items():
                 each = numbers.each("images", name, where)
-                evidence = [pairs[better][0] - pairs[worse][0] for pairs in each]
-                nll = [pairs[better][1] - pairs[worse][1] for pairs in each]
-                first, second = over(evidence), over(nll)
-                verdict: Verdict = "cannot be told"
-                if first and second and 0 not in (_sign(first.low, first.high), _sign(second.low, second.high)):
-                    same = _sign(first.low, first.high) == -_sign(second.low, second.high)
-                    verdict = "holds" if same else "does not hold"
-                claim = f"{name}: the evidence {words} compares “{better}” with “{worse}” as test NLL does"
-                ours = f"{shown(evidence, 0)} nats of evidence, {shown(nll)} of test NLL"
-                found.append(Claim(claim, ANTORAN, ours, verdict))
+                if not each or first not in each[0]:
+                    continue
+                evidence = [pairs[first][0] - pairs[second][0] for pairs in each]
+                networks = numbers.units["images"][name].values()
+                own = [n[first]["alone"] - n[second]["alone"] for n in networks]  # what training made of them
+                nll = [pairs[first][1] - pairs[second][1] for pairs in each]
+                claim = f"{name}: the evidence {words} compares “{first}” with “{second}” as test NLL does"
+                ours = f"{shown(evidence, 0)} nats of evidence; {shown(nll)} of NLL, {shown(own)} of the networks alone"
+                found.append(Claim(claim, ANTORAN, f"{ours}; {len(each)} seeds", _agree(evidence, nll, own)))
     return found
+
+
+def _agree(evidence: Sequence[float], *scores: Sequence[float]) -> Verdict:
+    """Whether more evidence goes with less NLL, of the linearised prediction and of the network alone."""
+    intervals = [over(values) for values in (evidence, *scores)]
+    signs = [_sign(i.low, i.high) for i in intervals if i is not None]
+    if len(signs) < len(intervals) or 0 in signs:
+        return "cannot be told"
+    first, *others = signs
+    if all(sign == -first for sign in others):
+        return "holds"
+    return "does not hold" if all(sign == first for sign in others) else "cannot be told"
 
 
 def _sign(low: float, high: float) -> int:

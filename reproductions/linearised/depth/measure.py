@@ -20,7 +20,7 @@ from reproductions.linearised.depth.kernels import (
     layers_of,
     refined_prediction,
 )
-from reproductions.linearised.depth.networks import convolutions, loss, mlp, trained
+from reproductions.linearised.depth.networks import loss, mlp, trained
 from reproductions.linearised.depth.subjects import Subject, subject
 from reproductions.store import Values
 from whence import metrics
@@ -111,41 +111,3 @@ def _shown(found: Evidence) -> Values:
         "evidence": found.value, "fit": found.fit, "occam": found.occam, "gamma": found.gamma, "noise": found.noise,
         "precisions": list(found.precisions),
     }  # fmt: skip
-
-
-# Convolutions and batch normalisation: a Kronecker posterior, since their kernels are not those of Linear layers
-
-
-def by_image_network(config: Config, name: str, seed: int) -> Values:
-    data = subject(config, name, seed)
-    shape = tuple(data.x.shape[1:])
-    made = {
-        "fully connected": lambda: mlp(data.x[0].numel(), 10, 2, config.widths[-1], "relu"),
-        "convolutions": lambda: convolutions(shape, 10, norm=False),
-        "convolutions, batch norm": lambda: convolutions(shape, 10, norm=True),
-    }
-    found: Values = {}
-    for network, make in made.items():
-        torch.manual_seed(seed)
-        found[network] = _by_kronecker(data, trained(config, make(), data))
-    return found
-
-
-def _by_kronecker(data: Subject, network: nn.Module) -> Values:
-    train = (data.x, data.y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        posterior = whence.laplace(
-            network, train, likelihood="classification", structure="kron", prior_precision=1.0, progress=False
-        ).tune(per_layer=True, progress=False)
-        refined = posterior
-        for _ in range(2):  # prior and optimum in turns
-            refined = refined.refined(train, tolerance=0.1, progress=False).tune(per_layer=True, progress=False)
-        with torch.no_grad():
-            outputs = network(data.test_x)
-        alone = float(nn.functional.cross_entropy(outputs, data.test_y))
-        both = {
-            where: {"evidence": float(p.log_evidence()), "nll": nll(p.predict(data.test_x), data.test_y)}
-            for where, p in (("trained", posterior), ("refined", refined))
-        }
-        return both | {"alone": alone, "train loss": posterior.record.loss / len(data.y)}

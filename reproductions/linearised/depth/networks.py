@@ -6,6 +6,7 @@ The first hidden layer maps inputs to the width, and every further one adds its 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -31,6 +32,10 @@ class Residual(nn.Module):
         return x + self.scale * self.activation(self.linear(x))
 
 
+CLASSES = 10
+IMAGE_NETWORKS = (
+    "fully connected", "fully connected, batch norm", "convolutions", "convolutions, batch norm",
+)  # fmt: skip
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "sine": Sine}
 
 
@@ -41,13 +46,20 @@ def mlp(inputs: int, outputs: int, depth: int, width: int, activation: str = "ta
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), act(), *hidden, nn.Linear(width, outputs)).double()
 
 
-def convolutions(shape: tuple[int, ...], outputs: int, norm: bool) -> nn.Sequential:
-    """Two convolutions and a linear layer."""
+def image_network(kind: str, shape: tuple[int, ...], width: int) -> nn.Sequential:
+    """Two hidden layers, or two convolutions and a linear layer; with or without batch normalisation before ReLU."""
+    norm = kind.endswith("batch norm")
+    if kind.startswith("fully connected"):
+        sizes = [math.prod(shape), width, width]
+        hidden: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in itertools.pairwise(sizes):
+            hidden += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else []), nn.ReLU()]
+        return nn.Sequential(*hidden, nn.Linear(width, CLASSES)).double()
     inside = 16 * (shape[1] // 4) * (shape[2] // 4)
     return nn.Sequential(
         nn.Conv2d(shape[0], 8, 3, padding=1), *([nn.BatchNorm2d(8)] if norm else []), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3, padding=1), *([nn.BatchNorm2d(16)] if norm else []), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(inside, outputs),
+        nn.Flatten(), nn.Linear(inside, CLASSES),
     ).double()  # fmt: skip
 
 
@@ -60,14 +72,15 @@ def loss(subject: Subject, outputs: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, subject.y)
 
 
-def trained(config: Config, network: nn.Module, subject: Subject) -> nn.Module:
+def trained(config: Config, network: nn.Module, subject: Subject, decay: float | None = None) -> nn.Module:
     """By Adam on all examples at once; the rate falls as a cosine."""
     optimiser = torch.optim.Adam(network.parameters(), lr=config.rate)
     network.train()
+    precision = config.decay if decay is None else decay
     for step in range(config.steps):
         optimiser.param_groups[0]["lr"] = config.rate * 0.5 * (1 + math.cos(math.pi * step / config.steps))
         optimiser.zero_grad()
-        decay = sum(p.square().sum() for p in network.parameters())
-        (loss(subject, network(subject.x)) + 0.5 * config.decay / len(subject.y) * decay).backward()
+        squares = sum(p.square().sum() for p in network.parameters())
+        (loss(subject, network(subject.x)) + 0.5 * precision / len(subject.y) * squares).backward()
         optimiser.step()
     return network.eval()

@@ -6,7 +6,8 @@ from functools import partial
 
 from reproductions.experiment import Context
 from reproductions.linearised.depth.config import Config, units
-from reproductions.linearised.depth.measure import by_activation, by_depth, by_image_network
+from reproductions.linearised.depth.images import by_image_network
+from reproductions.linearised.depth.measure import by_activation, by_depth
 from reproductions.store import Results
 
 WORK = {"depth": by_depth, "activation": by_activation, "images": by_image_network}

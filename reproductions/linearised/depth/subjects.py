@@ -41,7 +41,7 @@ def subject(config: Config, name: str, seed: int) -> Subject:
         x, y = _moons(config.size + config.test, generator)
         n = config.size
         return Subject(x[:n], y[:n], x[n:], y[n:], 2)
-    if name in ("mnist", "digits"):
+    if name in ("mnist", "fashion-mnist", "digits"):
         return _images(config, name, seed)
     data = zoo.load(f"uci/{name}", seed=seed, split=seed, validation=0.0, progress=False)
     assert data.train is not None and data.test is not None
@@ -70,11 +70,11 @@ def _moons(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _images(config: Config, name: str, seed: int) -> Subject:
-    """MNIST at 14 × 14 pixels; digits at 8 × 8."""
+    """MNIST and Fashion-MNIST at 14 × 14 pixels; digits at 8 × 8."""
     data = zoo.load(name, seed=seed, validation=0, progress=False)
     assert data.train is not None and data.test is not None
     order = torch.randperm(data.train.size, generator=torch.Generator().manual_seed(seed))[: config.images]
-    train, test = data.train.take(order).tensors(), data.test.take(config.test).tensors()
+    train, test = data.train.take(order).tensors(), data.test.take(config.image_test).tensors()
 
     def small(images: Tensor) -> Tensor:
         return (avg_pool2d(images, 2) if images.shape[-1] == 28 else images).double()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, median
 
 from reproductions.linearised.depth.numbers import WHERE, Correlation, Numbers, OverMean, Regret, shown
+from reproductions.linearised.online.tables import precision
 from reproductions.store import Values
 
 TITLES = {"depth": "Depth and width", "activation": "Activation functions", "images": "Networks for images"}
@@ -16,7 +17,8 @@ def tables(units: Values) -> str:
     for kind, title in TITLES.items():
         if numbers.data(kind):
             parts += [f"### {title}", _choices(numbers, kind)]
-            parts += [f"**{name}**\n\n{_networks(numbers, kind, name)}" for name in numbers.data(kind)]
+            rows = _image_networks if kind == "images" else _networks
+            parts += [f"**{name}**\n\n{rows(numbers, kind, name)}" for name in numbers.data(kind)]
     return "\n\n".join(parts)
 
 
@@ -58,3 +60,22 @@ def _networks(numbers: Numbers, kind: str, name: str) -> str:
 def _mean(networks: list[Values], where: str, key: str) -> str:
     values = [v[where][key] for v in networks if where in v and key in v[where]]
     return f"{fmean(values):.{2 if key == 'nll' else 1}f}" if values else ""
+
+
+def _image_networks(numbers: Numbers, kind: str, name: str) -> str:
+    """Means over seeds (precisions: medians); two rows for each network, one for each evidence."""
+    rows = [numbers.units[kind][name][seed] for seed in sorted(numbers.units[kind][name])]
+    lines = [
+        "| network | accuracy | NLL, network alone | evidence | log evidence | fit | −½ Σ δ ‖θ‖² | −½ log det | "
+        "effective parameters | precisions by layer | NLL |",
+        "|---" * 11 + "|",
+    ]
+    for network in rows[0]:
+        own = [row[network] for row in rows]
+        for where, words in WHERE.items():
+            cells = [f"{100 * fmean(v['accuracy'] for v in own):.1f}%", f"{fmean(v['alone'] for v in own):.2f}", words]
+            cells += [_mean(own, where, key) for key in ("evidence", "fit", "penalty", "volume", "gamma")]
+            layers = zip(*[v[where]["precisions"] for v in own], strict=True)
+            cells += [", ".join(precision(median(layer)) for layer in layers), _mean(own, where, "nll")]
+            lines.append(f"| {network} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -31,15 +31,15 @@ def tables(units: Values) -> str:
 
 
 def cell(values: list[float] | None, metric: str = "") -> str:
-    """Mean ± standard error."""
+    """Mean ± standard error; one value alone has none."""
     if not values:
         return ""
-    mean = fmean(values)
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    mean, alone = fmean(values), len(values) == 1
+    error = 0.0 if alone else stdev(values) / math.sqrt(len(values))
     if metric == "coverage":
-        return f"{100 * mean:.1f}% ± {100 * error:.1f}"
-    small = abs(mean) < 0.1 and metric in ("rmse", "crps")
-    return f"{mean:.4f} ± {error:.4f}" if small else f"{mean:.2f} ± {error:.2f}"
+        return f"{100 * mean:.1f}%" + ("" if alone else f" ± {100 * error:.1f}")
+    digits = 4 if abs(mean) < 0.1 and metric in ("rmse", "crps") else 2
+    return f"{mean:.{digits}f}" + ("" if alone else f" ± {error:.{digits}f}")
 
 
 def _counts(numbers: Numbers, kind: str) -> str:

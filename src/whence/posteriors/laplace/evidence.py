@@ -13,6 +13,7 @@ from torch import Tensor
 from whence.errors import NotDefined
 from whence.likelihoods import Gaussian
 from whence.linalg.gaussian import Damping
+from whence.posteriors.laplace.joint_evidence import best_jointly, is_dense
 from whence.recording.blocks import Block
 
 if TYPE_CHECKING:
@@ -81,8 +82,16 @@ def root(falling: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
+def best_dense(posterior: Laplace, noisy: bool) -> Laplace:
+    """The precision of every layer, and the noise, where one dense curvature is that of all layers."""
+    squares = [scatter(posterior, [block]) for block in posterior.blocks]
+    return best_jointly(posterior, torch.tensor(squares, dtype=torch.float64), noisy)
+
+
 def best_precision(posterior: Laplace, per_layer: bool) -> Laplace:
     """The posterior whose prior maximises the evidence: one factor for all layers, or one per layer."""
+    if per_layer and is_dense(posterior):
+        return best_dense(posterior, noisy=False)
     spectra = []
     for gaussian, blocks in posterior.gaussians():
         values = gaussian.spectral.values.clamp(min=0) / gaussian.delta

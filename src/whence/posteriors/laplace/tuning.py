@@ -16,7 +16,8 @@ from whence.likelihoods import Gaussian
 from whence.linalg.gaussian import Damping
 from whence.posteriors.laplace.description import Trial, Tuning
 from whence.posteriors.laplace.drawn_losses import DRAWS, NODES
-from whence.posteriors.laplace.evidence import best_noise, best_precision, log_evidence
+from whence.posteriors.laplace.evidence import best_dense, best_noise, best_precision, log_evidence
+from whence.posteriors.laplace.joint_evidence import is_dense
 from whence.posteriors.laplace.same_data import Overlap
 from whence.posteriors.laplace.search import ScaleSearch, Search, level
 from whence.predictive.collected import CollectedPredictions
@@ -128,9 +129,10 @@ def _by_evidence(posterior: Laplace, per_layer: bool) -> Laplace:
     noisy = isinstance(posterior.likelihood, Gaussian) and posterior.likelihood.noise.dim() == 0
     tuned = best = posterior
     last = top = float(log_evidence(posterior))
-    for _ in range(ROUNDS if noisy else 1):
-        tuned = best_precision(tuned, per_layer)
-        if noisy:
+    together = per_layer and is_dense(posterior)
+    for _ in range(ROUNDS if noisy and not together else 1):
+        tuned = best_dense(tuned, noisy) if together else best_precision(tuned, per_layer)
+        if noisy and not together:
             tuned = best_noise(tuned)
         score = float(log_evidence(tuned))
         trials.append(Trial(_mean_factor(tuned, posterior), tuned.data_scale, -score))

@@ -1,0 +1,16 @@
+"""Set by set, split by split."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from reproductions.experiment import Context
+from reproductions.linearised.classes.config import Config, units
+from reproductions.linearised.classes.methods import measured
+from reproductions.store import Results
+
+
+def run(config: Config, results: Results, context: Context) -> None:
+    for unit in units(config):
+        name, seed = unit.split("/")
+        results.unit(unit, partial(measured, config, name, int(seed)))
