@@ -135,7 +135,7 @@ def test_the_table() -> None:
     assert table["novelty"].auroc > 0.99 and table["novelty"].auroc.low <= table["novelty"].auroc
     frame = table.to_pandas()
     assert list(frame.columns) == ["detector", "auroc", "auroc_low", "auroc_high", "fpr95", "fpr95_low", "fpr95_high"]
-    assert str(table).startswith("80 inputs inside, 60 outside\ndetector")
+    assert repr(table) == str(table) and str(table).startswith("80 inputs inside, 60 outside\ndetector")
     with pytest.raises(KeyError):
         table["nothing"]
 

@@ -203,6 +203,13 @@ def test_the_choice_is_made_by_cost_and_said(set_sizes: Any) -> None:
     assert few.where(x, probes=6).question.random_columns == 6
 
 
+def test_outputs_that_would_fill_the_memory_are_not_all_differentiated(set_sizes: Any) -> None:
+    posterior, x = fitted("map")
+    set_sizes(exact_memory=1)
+    with pytest.warns(Notice, match="16 random columns for each input instead of all 48 outputs"):
+        assert posterior.where(x).question.random_columns == 16
+
+
 def test_masks_that_differ_from_input_to_input(set_sizes: Any) -> None:
     """Each input has columns for its own targets alone, and the largest mask decides whether that is too much."""
     posterior, _ = fitted("map")

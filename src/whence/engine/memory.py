@@ -77,6 +77,8 @@ class Sizes:
     cuda_reduction: int = 4096  # kernels for small results of long sums keep few processors busy
     exact: int = 2 * 10**12  # multiplications up to which all outputs are differentiated on a CPU: half a minute
     cuda_exact: int = 2 * 10**14
+    exact_memory: int = 2 * GIB  # gradients of one input up to which shares are exact on a CPU
+    cuda_exact_memory: int = 16 * GIB
     questions: int = 1  # about the same inputs, that share this work: an audit asks many
 
     def one_tensor(self, device: torch.device) -> int:
@@ -98,6 +100,10 @@ class Sizes:
     def exact_shares(self, device: torch.device) -> int:
         """Multiplications up to which shares and novelty are exact."""
         return self.exact_work(device) // self.questions
+
+    def exact_bytes(self, device: torch.device) -> int:
+        """Bytes of one input's gradients up to which shares and novelty are exact."""
+        return self.cuda_exact_memory if device.type == "cuda" else self.exact_memory
 
 
 _sizes: ContextVar[Sizes] = ContextVar("sizes", default=Sizes())  # noqa: B039

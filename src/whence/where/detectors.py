@@ -48,7 +48,7 @@ class DetectorRow:
     fpr95: Estimate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DetectorTable:
     """Made by :func:`whence.compare_detectors`; sorted by AUROC."""
 
@@ -71,7 +71,7 @@ class DetectorTable:
             columns |= {f"{name}_{end}": [d[end] for d in found] for end in ("low", "high")}
         return Table(columns).to_pandas()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [[row.detector, str(row.auroc), str(row.fpr95)] for row in self.rows]
         return f"{self.inside:,} inputs inside, {self.outside:,} outside\n{text(('detector', 'AUROC', 'FPR95'), rows)}"
 

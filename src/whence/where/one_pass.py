@@ -95,7 +95,14 @@ def decided(posterior: Laplace, inputs: Inputs, question: Question, what: str) -
     """The question with the number of columns chosen by cost."""
     first = next(posterior.network.pieces(inputs, 1))
     one = posterior.plan.record(take(first, slice(0, 1)), 1)
-    return question.decided(posterior.likelihood, one, size_of(inputs), what)
+    return _decided(posterior, one, size_of(inputs), question, what)
+
+
+def _decided(posterior: Laplace, one: Recording, inputs: int, question: Question, what: str) -> Question:
+    def memory(columns: int) -> int:
+        return linearised.bytes_of_one(posterior, one, columns=columns)
+
+    return question.decided(posterior.likelihood, one, inputs, what, memory)
 
 
 class ColumnPass:
@@ -143,7 +150,7 @@ class ColumnPass:
 
     def _decide(self, one: Recording, inputs: int) -> int:
         """Columns of each input."""
-        self.question = self.question.decided(self.posterior.likelihood, one, inputs, self.what)
+        self.question = _decided(self.posterior, one, inputs, self.question, self.what)
         return self.question.random_columns or self.question.exact_count(self.posterior.likelihood, one.outputs)
 
 

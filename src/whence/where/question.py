@@ -9,6 +9,7 @@ Index legend: N inputs, M positions, C outputs at a position, K columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -61,8 +62,13 @@ class Question:
         """Whether it is exact and about the variance of all outputs."""
         return self.random_columns is None and self.measure is Measure.VARIANCE and self.at is None
 
-    def decided(self, likelihood: Likelihood, one: Recording, inputs: int, what: str) -> Question:
-        """The question with ``Probes.AUTO`` resolved by cost; a Notice says if random columns are used."""
+    def decided(
+        self, likelihood: Likelihood, one: Recording, inputs: int, what: str, memory: Callable[[int], int]
+    ) -> Question:
+        """The question with ``Probes.AUTO`` resolved by cost; a Notice says if random columns are used.
+
+        ``memory``: bytes of one input by its number of columns.
+        """
         if self.probes is Probes.EXACT:
             return self
         outputs = one.outputs.detach()
@@ -75,7 +81,8 @@ class Question:
         if self.random_columns is not None:
             return self
         work = BACKWARD * exact * inputs * one.multiplications
-        if work <= sizes().exact_shares(outputs.device):
+        light = memory(exact) <= sizes().exact_bytes(outputs.device)
+        if light and work <= sizes().exact_shares(outputs.device):
             return replace(self, probes=Probes.EXACT)
         notice(
             f"{what} uses {count} random columns for each input instead of all {exact:,} outputs and gives standard "
