@@ -80,7 +80,7 @@ def test_the_unit_stands_everywhere(tmp_path: Any, capsys: pytest.CaptureFixture
         "RMSE (kW)",
         "CRPS (kW)",
         "Width of 95% intervals (kW)",
-        "mean width (kW)",
+        "Mean width (kW)",
         "true target (kW)",
         "predicted standard deviation (kW)",
     ):

@@ -366,7 +366,7 @@ def test_variances_of_predicted_numbers_are_shown_as_standard_deviations() -> No
     notes = [view["note"] for view in Outline(render(found)).data["profile"]["views"].values()]
     assert "standard deviation from weights 4 MPa." in notes[0] and not any("mean variance" in note for note in notes)
     labels = Outline(render({**found, "task": "classification", "unit": None})).data["profile"]["views"]
-    assert "mean variance 16" in next(iter(labels.values()))["note"]
+    assert "mean variance of the outputs 16" in next(iter(labels.values()))["note"]
 
 
 def test_the_page_explains_the_terms_that_it_uses(outline: Outline) -> None:

@@ -91,7 +91,7 @@ def _with_classes(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     """The point, graded down where the probability of a class is off by a large part of its frequency."""
     rows = (record.quality and record.quality.classes) or ()
     off = {row.name: (relative_error(row, rules), row) for row in rows}
-    rarer_first = sorted(off.items(), key=lambda item: (-round(item[1][0], 9), item[1][1].frequency or 0.0))
+    rarer_first = sorted(off.items(), key=lambda item: (-round(item[1][0], 2), item[1][1].frequency or 0.0))
     name, (error, row) = next(iter(rarer_first), ("", (0.0, None)))
     if row is None or not error:
         return point

@@ -21,7 +21,7 @@ from whence.metrics.conformal import Drawn, Score, held_share, inputs_needed
 from whence.metrics.elements import Elements
 from whence.metrics.means import mean
 from whence.metrics.proportions import share_of
-from whence.numerals import percent
+from whence.numerals import percent, share_range
 from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.record.common import Estimate
 from whence.report.record.conformal import ConformalRow, ConformalSection, OfIntervals, OfSets, PartCoverage
@@ -220,14 +220,14 @@ def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
         return f"{words}."
     if value < low:
         return (
-            f"{words}. In 95 of 100 cases it would be {percent(low)} to {percent(high)}. Test and validation inputs "
+            f"{words}. In 95 of 100 cases it would be {share_range(value, low, high)}. Test and validation inputs "
             "may not "
             "come from the same source; if they do not, the guarantee does not hold for the test data."
         )
     if value > high:
-        more = f"{words}. That is more than the {percent(low)} to {percent(high)} that chance explains"
+        more = f"{words}. That is more than the {share_range(value, low, high)} that chance explains"
         return f"{more}: {_why_more(context, found.count)}."
-    return f"{words}, within the range that is expected by chance ({percent(low)} to {percent(high)})."
+    return f"{words}, within the range that is expected by chance ({share_range(value, low, high)})."
 
 
 def _why_more(context: Context, count: int | None) -> str:

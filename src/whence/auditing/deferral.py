@@ -16,7 +16,7 @@ from whence.errors import Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import defer
 from whence.metrics.proportions import share_of
-from whence.numerals import number, percent, points
+from whence.numerals import between, number, percent, points
 from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.formatting import quantity
 from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, Reached
@@ -195,17 +195,21 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         f"{found.answers} are"
     )
     start = f"{before} deferred to a person, the {name} of the others"
-    both = f"from {shown(whole.value)} to {shown(some.value)}"
-    if significant_sign(change):
-        intervals = [f"{shown(one.low)} to {shown(one.high)}" for one in (whole, some)]
-        way = "falls" if (change.value or 0.0) < 0 else "rises"
-        yield f"{start} {way} {both} (95% intervals {' and '.join(intervals)})."
-    elif change.low is not None and change.high is not None:
-        ends = [points(end) if found.is_rate else number(end, 2) for end in (change.low, change.high)]
-        size = f"{' to '.join(ends)}{' percentage points' if found.is_rate else f' {unit}' if unit else ''}"
+    sign = significant_sign(change)
+    if change.low is None or change.high is None:
+        return
+    near, far = sorted((abs(change.low), abs(change.high))) if sign else (change.low, change.high)
+    if found.is_rate:
+        size, span = points(abs(change.value or 0.0)), f"{points(near)} to {points(far)} percentage points"
+    else:
+        size, span = number(abs(change.value or 0.0), 2), between(near, far, unit or "")
+    if sign:
+        way = f"{'falls' if sign < 0 else 'rises'} from {shown(whole.value)} to {shown(some.value)}"
+        yield f"{start} {way}, by {size} (95% interval {span})."
+    else:
         yield (
             f"{start} does not change significantly: {shown(whole.value)} before, {shown(some.value)} after (95% "
-            f"interval of the difference {size})."
+            f"interval of the difference {span})."
         )
     yield from _target_words([row for row in found.rows if not row.by_coverage])
 

@@ -275,13 +275,17 @@ def _sections(context: Context, chosen: list[str], log: Progress) -> tuple[Conte
     return context, found
 
 
+def _task_words(context: Context) -> str:
+    return f"{context.task.name} of {context.elements}" if context.elements else context.task.name
+
+
 def _record(context: Context, found: dict[str, Any], log: Progress, title: str | None) -> record.AuditRecord:
     posterior, sets = context.posterior, context.sets
     trained_on, shown = posterior.summary().examples, sets["test"] or sets["ood"]
     return record.AuditRecord(
         schema="whence.audit/1",
         created=now(),
-        title=(title or f"{context.network_name}, {context.task.name}") + (" (quick)" if context.note else ""),
+        title=(title or f"{context.network_name}, {_task_words(context)}") + (" (quick)" if context.note else ""),
         task=context.task.name,
         classes=context.classes,
         network=record.NetworkSize(

@@ -118,8 +118,10 @@ class Judge:
             words += f", {found.same_target:,} of them with the same target"
         if not found.test:
             every = data.train is not None and data.train.inputs == found.checked
-            compared = f"{'all ' if every else ''}{found.checked:,} training inputs{'' if every else ' compared'}"
-            words = f"None of the {test.inputs:,} test inputs occurs among {'' if every else 'the '}{compared}"
+            compared = "" if every else " that were compared"
+            words = (
+                f"None of the {test.inputs:,} test inputs occurs among the {found.checked:,} training inputs{compared}"
+            )
         words += "."
         if held and data.validation:
             words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."

@@ -27,7 +27,7 @@ SUMMARIES: dict[PointKey, dict[Tone, str]] = {
         "mixed": "is more accurate on its training data than on the test data",
         "poor": "is much more accurate on its training data than on the test data",
     },
-    "classes": {"mixed": "hardly ever recognises some classes"},
+    "classes": {"mixed": "has classes that it hardly ever recognises"},
     "calibration": {
         "good": "is well calibrated",
         "mixed": "is somewhat miscalibrated",
