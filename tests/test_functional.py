@@ -6,6 +6,7 @@ import copy
 import functools
 import types
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -311,6 +312,51 @@ def test_a_function_that_reads_the_network_from_a_global_is_refused_by_name() ->
         fit(model)
     del model[0].__dict__["double"]
     fit(model)
+
+
+class Child(nn.Module):
+    def __init__(self, parent: nn.Module, way: str) -> None:
+        super().__init__()
+        if way == "weak reference":
+            self.parent = weakref.ref(parent)
+        elif way == "class attribute":
+            type(self).shared = parent
+            self.parent = lambda: type(self).shared
+        else:
+            self.parent = types.SimpleNamespace(get=lambda: parent).get
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parent().first(x).tanh()
+
+
+class Parent(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.child = Child(self, way)
+        if way == "other object":
+            self.child.parent = Holder(lambda: self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.child(x))
+
+
+class Holder:
+    """An object with slots, in which functions are not looked for."""
+
+    __slots__ = ("get",)
+
+    def __init__(self, get: Any) -> None:
+        self.get = get
+
+    def __call__(self) -> nn.Module:
+        return self.get()
+
+
+@pytest.mark.parametrize("way", ["weak reference", "class attribute", "other object"])
+def test_a_pass_that_uses_the_user_s_parameters_is_refused_by_name(way: str) -> None:
+    with pytest.raises(UnsupportedLayer, match=r"the forward pass uses 'first\.weight' of the network itself"):
+        fit(Parent(way).double())
 
 
 class Around:

@@ -7,14 +7,17 @@ import copy
 import dis
 import functools
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from whence.errors import UnsupportedLayer
 
 OWN = ("_parameters", "_buffers", "_modules")  # torch's own attributes of a module
+GETTERS = ("__get__",)  # of shape, dtype or device
 GLOBAL = (dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"])  # instructions that read a global name
 LEFT = (*OWN, "forward", "_backward_hooks", "_backward_pre_hooks")  # has rules of its own, or is not copied
 
@@ -84,6 +87,32 @@ def _anew(function: types.FunctionType) -> types.FunctionType:
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
     made.__dict__.update(function.__dict__)
     return made
+
+
+class OnlyOwn(TorchFunctionMode):
+    """Refuses a forward pass that uses parameters of the network that was copied, however it came by them."""
+
+    def __init__(self, originals: Mapping[int, tuple[str, weakref.ref[Any]]]) -> None:
+        super().__init__()
+        self.originals = originals  # by id: name, and a reference, since ids are given again
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", None) not in GETTERS:
+            self._check((*args, *kwargs.values()))
+        return func(*args, **kwargs)
+
+    def _check(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                self._check(value)
+            name, reference = self.originals.get(id(value), ("", None))
+            if reference is not None and reference() is value:
+                raise UnsupportedLayer(
+                    f"the forward pass uses {name!r} of the network itself, not of the copy that whence makes: "
+                    "something refers to the module by a weak reference, a class attribute, or a function in another "
+                    "object. Keep the module as an attribute of the one that calls it."
+                )
 
 
 # What an object refers to

@@ -45,6 +45,13 @@ def no_model(given: Any) -> str:
     return f"the model must be a torch.nn.Module, not a {kind}.{order}"
 
 
+def no_parameters(model: nn.Module) -> str:
+    """That a network has no parameters, and why."""
+    packed = any("quantized" in type(part).__module__ for part in model.modules())
+    hint = " Quantised layers hold theirs packed: pass the network before quantisation." if packed else ""
+    return f"the model ({type(model).__name__}) has no parameters.{hint}"
+
+
 def check_parameters(params: Mapping[str, nn.Parameter]) -> None:
     """Refuse parameters without finite values, on several devices, or in double and single precision."""
     lazy = [n for n, p in params.items() if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta]

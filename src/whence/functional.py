@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.copies import check_parameters, clear_caches, copy_module, find_caches, no_model, unwrap
+from whence.closures import OnlyOwn
+from whence.copies import check_parameters, clear_caches, copy_module, find_caches, no_model, no_parameters, unwrap
 from whence.engine.batches import Data, Inputs, as_inputs, as_source, is_pair, map_tensors, size_of, tensors_in
 from whence.engine.contexts import ContiguousGradients, fused_attention_off, has_batch_norm
 from whence.errors import BadData, UnsupportedLayer
@@ -48,6 +49,7 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.runtime = Runtime()
+        self.originals: dict[int, Any] = {}  # parameters of the network that was copied, until the first pass
         self.hash = ""  # of the weights and buffers at the snapshot
         self.autocast: torch.dtype | None = None  # autocast dtype of the forward pass
         # δ of the linear model f*(x) + J(x) δ, where outputs that are recorded are its, and x → J(x) δ
@@ -55,7 +57,7 @@ class Network:
         self.moved: Callable[[Inputs], Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")}
+        return {k: v for k, v in vars(self).items() if k not in ("params", "names_by_id")} | {"originals": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild the maps by identity, since a copy has its own parameters."""
@@ -70,12 +72,11 @@ class Network:
             raise BadData(no_model(model))
         network = cls(copy_module(unwrap(model)).eval())
         if not network.params:
-            packed = any("quantized" in type(part).__module__ for part in network.module.modules())
-            hint = " Quantised layers hold theirs packed: pass the network before quantisation." if packed else ""
-            raise BadData(f"the model ({type(model).__name__}) has no parameters.{hint}")
+            raise BadData(no_parameters(model))
         check_parameters(network.params)
         network.refuse_replaced()
         network.hash = weights_hash(network.module)
+        network.originals = {id(p): (name, weakref.ref(p)) for name, p in unwrap(model).named_parameters()}
         return network
 
     def read(self, data: Any, name: str = "data") -> Data:
@@ -190,6 +191,8 @@ class Network:
         try:
             with self.forward_pass():
                 output = self.module(*args, **kwargs)
+        except UnsupportedLayer:
+            raise
         except TypeError as error:
             given = f"{len(args)} positional arguments" if args else f"the keywords {sorted(kwargs)}"
             pair = " If this is (inputs, targets), pass the inputs alone." if len(args) == 2 else ""
@@ -238,7 +241,9 @@ class Network:
 
     def find_caches(self, inputs: Inputs) -> None:
         """Find caches of forward passes in the modules, so that each pass uses its own weights."""
-        find_caches(self.module, lambda: self(inputs))
+        with OnlyOwn(self.originals) if self.originals else contextlib.nullcontext():
+            find_caches(self.module, lambda: self(inputs))
+        self.originals = {}
         self.refuse_replaced()
 
     def refuse_replaced(self) -> None:

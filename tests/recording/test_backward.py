@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from tests.comparison import assert_close
 from tests.reference import curvature as slow
+from whence.errors import UnsupportedLayer
 from whence.recording import backward
 
 
@@ -91,3 +93,34 @@ def test_networks_for_which_torch_or_the_recorder_needs_care(kind: type[nn.Modul
     assert_close(found.covariance(), torch.linalg.inv(hessian + torch.eye(len(hessian))), 1e-9)
     diagonal = whence.laplace(model, (x, y), likelihood="classification", structure="diag", prior_precision=1.0)
     assert_close(diagonal.covariance().diagonal(), 1 / (hessian.diagonal() + 1), 1e-9)
+
+
+def test_second_derivatives_that_torch_does_not_have_are_refused_in_words() -> None:
+    torch.manual_seed(0)
+    model, x, y = Distances().double(), torch.randn(5, 4, dtype=torch.float64), torch.arange(5) % 3
+    posterior = whence.laplace(model, (x, y), likelihood="classification", structure="diag")
+    with pytest.raises(UnsupportedLayer, match="an attribution needs second derivatives"):
+        posterior.attribute(x[:1])
+    with pytest.raises(UnsupportedLayer, match="the Hessian needs second derivatives"):
+        whence.laplace(model, (x, y), likelihood="classification", structure="full", curvature="hessian")
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x).tanh()).squeeze()
+
+
+def test_a_network_may_squeeze_the_dimension_of_one_example_away() -> None:
+    torch.manual_seed(0)
+    model, x, y = Squeezed(), torch.randn(9, 4), torch.randn(9)
+    likelihood = whence.Gaussian(noise=0.5)
+    posterior = whence.laplace(model, (x, y), likelihood=likelihood)
+    whole = posterior.predict(x)
+    assert_close(posterior.predict(x[:1]).variance, whole.variance[:1], 1e-5)
+    single = whence.laplace(model, DataLoader(TensorDataset(x, y), 1), likelihood=likelihood)
+    assert_close(single.predict(x).variance, whole.variance, 1e-4)
+    assert_close(whence.ensemble([model, model], likelihood=likelihood).predict(x[:1]).mean, model(x)[:1, None], 1e-5)

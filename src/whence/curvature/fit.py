@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from whence.engine.files import digest
 from whence.engine.passes import Passes
 from whence.engine.ranks import EXAMPLES, Ranks
 from whence.engine.stages import VALUES, FitCheckpoint, digest_of_batch
-from whence.errors import BadData, BadFile, EmptyData, NothingSelected, notice
+from whence.errors import BadData, BadFile, EmptyData, NothingSelected, UnsupportedLayer, notice
 from whence.functional import Network, refuse_batch_statistics
 from whence.labels import say_if_unshifted
 from whence.likelihoods import Gaussian, Likelihood
@@ -140,8 +139,11 @@ def _open(
     batches = Passes(data, part, checkpoint)
     mine, first = _first_batch(batches, ranks)
     refuse_batch_statistics(network)
-    with contextlib.suppress(Exception):  # a network that fails raises in first_outputs
+    try:
         network.find_caches(take(first.inputs, slice(0, 2)))
+    except Exception as error:
+        if isinstance(error, UnsupportedLayer):
+            raise  # others are raised and explained by first_outputs
     return Source(batches, mine, first, asked, options), first_outputs(network, first.inputs)
 
 

@@ -16,7 +16,7 @@ from whence.engine.batches import counted_examples
 from whence.engine.memory import ChunkLimits, sizes
 from whence.engine.passes import Passes
 from whence.engine.stages import NamedSums
-from whence.errors import TooLarge, UnsupportedLayer
+from whence.errors import TooLarge, UnsupportedLayer, first_line
 from whence.functional import differentiable
 from whence.likelihoods import Likelihood
 from whence.linalg.dense import accumulation_dtype, widened
@@ -135,7 +135,13 @@ def _rows(plan: Plan, params: list[nn.Parameter], flat: Tensor, done: int, step:
         if not flat.requires_grad:
             yield start, eye * 0
             continue
-        found = gradients(plan.network, flat, params, eye, False)
+        try:
+            found = gradients(plan.network, flat, params, eye, False)
+        except NotImplementedError as error:
+            raise UnsupportedLayer(
+                f"the Hessian needs second derivatives, and one operation of the network has none "
+                f"({first_line(error)}). Use curvature='ggn'."
+            ) from error
         pieces = [
             eye.new_zeros(len(eye), p.numel()) if g is None else g.reshape(len(eye), -1)
             for p, g in zip(params, found, strict=True)

@@ -191,7 +191,7 @@ def _examples(inputs: Tensor, targets: Tensor, name: str) -> Examples:
 def outputs_of(network: nn.Module, inputs: Inputs) -> Tensor:
     """Raw outputs for the inputs of a feed."""
     args, kwargs = arguments(inputs)
-    return output_tensor(network(*args, **kwargs))
+    return output_tensor(network(*args, **kwargs), (args, kwargs))
 
 
 def device_of(network: nn.Module) -> torch.device:

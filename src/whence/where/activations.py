@@ -121,7 +121,7 @@ def disagreement(modules: list[nn.Module], x: Any, weights: Sequence[float] | No
         like = next(module.parameters())
         args, kwargs = arguments(next(iter(as_inputs(x, like.device, like.dtype, COMPARED_INPUTS))))
         with layer_outputs({name: own[name] for name in common}) as outputs:
-            output = output_tensor(module(*args, **kwargs))
+            output = output_tensor(module(*args, **kwargs), (args, kwargs))
         if len(output) < FEWEST:
             raise NotDefined(f"disagreement needs at least {FEWEST} inputs, but there is {len(output)}.")
         for name, value in [*outputs.items(), ("output", output)]:

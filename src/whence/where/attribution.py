@@ -24,7 +24,7 @@ from whence.engine.follow import graph_kept
 from whence.engine.memory import sizes
 from whence.engine.options import Option
 from whence.engine.randomness import seed_from
-from whence.errors import BadData, BadOption, NotDefined, notice
+from whence.errors import BadData, BadOption, NotDefined, UnsupportedLayer, first_line, notice
 from whence.numerals import percent
 from whence.predictive.dispatch import Method
 from whence.tables import Table, html_of
@@ -274,7 +274,13 @@ def _gradient(value: Callable[[], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor
         u = value()
         if not u.requires_grad:
             return u.detach(), torch.zeros_like(leaf)
-        (g,) = torch.autograd.grad(u.sum(), leaf, allow_unused=True)
+        try:
+            (g,) = torch.autograd.grad(u.sum(), leaf, allow_unused=True)
+        except NotImplementedError as error:
+            raise UnsupportedLayer(
+                "an attribution needs second derivatives of the network where its outputs are linearised, and one "
+                f"operation has none ({first_line(error)}). Write it with other operations."
+            ) from error
     return u.detach(), torch.zeros_like(leaf) if g is None else g.detach()
 
 

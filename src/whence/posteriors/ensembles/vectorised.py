@@ -62,7 +62,7 @@ class StackedNetworks:
     def member(self, params: Tensors, buffers: Tensors, inputs: Inputs) -> Tensor:
         """Outputs of one member."""
         args, kwargs = arguments(inputs)
-        return output_tensor(call_with(self.base, {**params, **buffers}, args, kwargs))
+        return output_tensor(call_with(self.base, {**params, **buffers}, args, kwargs), (args, kwargs))
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """Outputs of all members for the same inputs, [M, N, …]."""

@@ -242,7 +242,7 @@ def predictive_nll(module: VariationalModule, data: Data, likelihood: Likelihood
         each = []
         for s in range(draws):
             weights = {n: v[s] for n, v in values.items()}
-            outputs = output_tensor(call_with(module.model, weights, args, kwargs))
+            outputs = output_tensor(call_with(module.model, weights, args, kwargs), (args, kwargs))
             targets = likelihood.check(outputs, batch.targets, batch.index)
             each.append(likelihood.nll(outputs, targets).double())
         total += float((math.log(draws) - torch.logsumexp(-torch.stack(each), dim=0)).sum())

@@ -151,7 +151,7 @@ class VariationalModule(nn.Module):
     def outputs(self, inputs: Inputs) -> Tensor:
         """Raw outputs for the inputs of a loader's batch."""
         args, kwargs = arguments(inputs)
-        return output_tensor(self(*args, **kwargs))
+        return output_tensor(self(*args, **kwargs), (args, kwargs))
 
     def stochastic(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, set[str]]:
         """One random pass, and the parameters that it used."""
