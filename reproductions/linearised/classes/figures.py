@@ -42,6 +42,7 @@ def _panel(axis: Any, numbers: Numbers, name: str) -> None:
         ends.append(found.mean)
     low, high = min(ends), max(ends)  # with few splits intervals may leave the panel
     axis.set_xlim(low - 0.6 * (high - low) - 1e-3, high + 0.6 * (high - low) + 1e-3)
+    axis.locator_params(axis="x", nbins=4)
     axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(COLOURS)), [TITLES[m].replace("one network, ", "") for m in COLOURS], fontsize=6)
     axis.invert_yaxis()

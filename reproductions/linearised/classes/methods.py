@@ -109,7 +109,7 @@ def every_method(config: Config, split: Split, seed: int) -> tuple[Values, dict[
         posterior = whence.laplace(
             network, split.train, likelihood="classification", prior_precision=1.0, progress=False, **options
         )
-        tuned = posterior.tune(split.held, data_scale=False, progress=False)
+        tuned: Any = posterior.tune(split.held, data_scale=False, progress=False)
         chosen[f"laplace, {method}"] = float(tuned.prior_precision)
         found[f"laplace, {method}"] = tuned.predict
         if method == "full":

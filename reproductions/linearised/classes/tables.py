@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from reproductions.linearised.classes.numbers import TITLES, Numbers
+from reproductions.linearised.online.tables import precision
 from reproductions.linearised.uci.tables import cell
 from reproductions.store import Values
 
@@ -38,6 +39,6 @@ def _table(numbers: Numbers, metric: str) -> str:
 def _choices(numbers: Numbers) -> str:
     lines = [f"| | {' | '.join(CHOSEN.values())} |", "|---" * (len(CHOSEN) + 1) + "|"]
     for name in numbers.sets():
-        cells = [f"{median(c[key] for c in numbers.chosen[name]):.2g}" for key in CHOSEN]
+        cells = [precision(median(c[key] for c in numbers.chosen[name])) for key in CHOSEN]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -16,8 +16,8 @@ TITLES = {
     "online, exact": "evidence online, Laplace without Kronecker factors",
     "online, kron": "evidence online, Kronecker",
     "online, kron, laplace": "evidence online, Kronecker, Laplace",
-    "online, relative": "evidence online, relative prior",
-    "online, relative, laplace": "evidence online, relative prior, Laplace",
+    "online, relative": "evidence online, relative prior (τ = 1)",
+    "online, relative, laplace": "evidence online, relative prior (τ = 1), Laplace",
 }
 VALIDATED = ("early", "early, laplace", "grid", "grid, laplace")
 KINDS = ("standard", "gap", "images")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from reproductions.linearised.online.numbers import KINDS, TITLES, VALIDATED, Numbers
 from reproductions.linearised.uci.tables import cell
@@ -40,10 +40,17 @@ def _starts(numbers: Numbers) -> str:
     lines = [f"| prior at the start | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for begin in numbers.starts[names[0]]:
         own = [numbers.starts[name][begin] for name in names]
-        lines.append(f"| {begin} | {' | '.join(cell(each[m], m) for each in own for m in metrics)} |")
+        lines.append(f"| {begin} | {' | '.join(_counted(each[m], m) for each in own for m in metrics)} |")
     splits = len(numbers.starts[names[0]][begin]["nll"])
     about = f"The first {splits} standard splits, mean ± standard error; units that change nothing are idle."
     return f"{about}\n\n" + "\n".join(lines)
+
+
+def _counted(values: list[float], metric: str) -> str:
+    """Units and effective parameters with one digit."""
+    if metric not in ("idle", "gamma"):
+        return cell(values, metric)
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values) / math.sqrt(len(values)):.1f}" if len(values) > 1 else "")
 
 
 def _counts(numbers: Numbers, kind: str) -> str:
