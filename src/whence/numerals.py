@@ -60,6 +60,11 @@ def percent(value: Any, places: int | None = None) -> str:
     return minus(f"{text}%")
 
 
+def percent_in_words(value: Any, places: int | None = None) -> str:
+    """A percentage inside a sentence: "more than 99%" instead of ">99%"."""
+    return percent(value, places).replace(">", "more than ").replace("<", "less than ")
+
+
 def share(value: Any) -> str:
     """A fraction for a column of shares that differ in size: one decimal, and two digits below 1%."""
     return percent(value, _share_places(100.0 * value)) if is_number(value) else NONE

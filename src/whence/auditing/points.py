@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whence.auditing import calibration
 from whence.auditing.calibration import significant_sign, tone_of
-from whence.numerals import area, number, percent, points, with_interval
+from whence.numerals import area, number, percent, percent_in_words, points, with_interval
 from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.labels import ClassCalibration
@@ -311,7 +311,7 @@ class Judge:
             return Point(label, profile.note, "note", "prior")
         if explained is None:
             return None
-        words = f"Training reduced the prior variance by {percent(explained, 0)}."
+        words = f"Training reduced the prior variance by {percent_in_words(explained, 0)}."
         if explained < LITTLE:
             words = f"Training reduced the prior variance by only {percent(explained, 0)}, so shares follow the prior."
         return Point(label, words, "note", "prior")

@@ -16,7 +16,7 @@ from whence.auditing.profile_tree import LayerNodes, NodeShares, VarianceSums, n
 from whence.engine.batches import Inputs, size_of, take
 from whence.errors import NotDefined
 from whence.linalg.structures import BlockStructure
-from whence.numerals import number, percent, points
+from whence.numerals import number, percent, percent_in_words, points
 from whence.posteriors.laplace.posterior import Laplace
 from whence.recording.blocks import Block
 from whence.recording.units import units_of
@@ -253,7 +253,9 @@ def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> I
         if node.is_layer and share is not None
     ]
     share, explained, prior, name = max(rows, key=lambda row: row[0])
-    reduced = f"; training reduced its prior variance by {percent(explained, 0)}." if explained is not None else "."
+    reduced = (
+        f"; training reduced its prior variance by {percent_in_words(explained, 0)}." if explained is not None else "."
+    )
     yield (
         f"For {test.inputs:,} test inputs, layer `{name}` contributes {percent(share, 0)} of the predictive variance, "
         f"and {percent(prior, 0)} under the prior alone{reduced}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
-from whence.numerals import area, number, percent, points
+from whence.numerals import area, number, percent, percent_in_words, points
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
 from whence.where.examined import FACTORS, Examined, examined
@@ -137,7 +137,7 @@ def _last_layer(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Ans
     few = scorer.scores([last])
     words = (
         f"{_enough(share, few, whole)}: layer `{last}` contributes {percent(share)} of the variance, and training "
-        f"reduced its prior variance by {percent(explained, 0)}. With its weights alone uncertain, "
+        f"reduced its prior variance by {percent_in_words(explained, 0)}. With its weights alone uncertain, "
         f"{len(scorer.y):,} test inputs have {_change(few, whole)}."
     )
     if few["nll"] < whole["nll"] - SAME_NLL:
@@ -207,8 +207,8 @@ def _prior(examined: Examined) -> Answer:
     from_prior = float((sums.variance_share - sums.prior_share).abs().sum()) / 2
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())
     words = (
-        f"Training reduced the prior variance by {percent(explained, 0)}. Compared with the shares under the prior "
-        f"alone, {percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger "
+        f"Training reduced the prior variance by {percent_in_words(explained, 0)}. Compared with the shares under the "
+        f"prior alone, {percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger "
         f"moves {'less than 1%' if moved < 0.01 else f'up to {percent(moved, 0)}'} of the variance to other layers."
     )
     numbers = {"explained": explained, "from_prior": from_prior, "moved": moved}
