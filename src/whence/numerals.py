@@ -131,13 +131,14 @@ def with_interval(value: float, low: float, high: float, unit: str = "", signed:
 def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int:
     """Decimals of a value and its interval: three significant digits of the value, or where the interval needs more
     than that, two digits of its width, but no more than four of the value. Of a small value in a wide interval the two
-    digits of the width are enough."""
+    digits of the width are enough; if it cannot be negative, it has two of its own up to two decimals."""
     size, width = abs(value), high - low
     if not math.isfinite(width) or width <= 0:
         return _bounded(2 - _magnitude(size)) if size else 3
     of_width = WIDTH - 1 - _magnitude(width)
     if size <= width:
-        return _bounded(max(of_width, 2 - _magnitude(size)) if size >= 1 and low >= 0 else of_width)
+        least = 2 - _magnitude(size) if size >= 1 else min(2, 1 - _magnitude(size)) if size else 0
+        return _bounded(max(of_width, least) if low >= 0 else of_width)
     return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
 
 

@@ -208,8 +208,9 @@ def _prior(examined: Examined) -> Answer:
     explained = 1 - float(inside.variance.sum() / inside.prior.sum())
     words = (
         f"Training reduced the prior variance by {percent_in_words(explained, 0)}. Compared with the shares under the "
-        f"prior alone, {percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or stronger "
-        f"moves {'less than 1%' if moved < 0.01 else f'up to {percent(moved, 0)}'} of the variance to other layers."
+        f"prior alone, {percent(from_prior, 0)} of the variance is in other layers. A prior ten times weaker or "
+        f"stronger moves {'less than 1%' if moved < 0.01 else f'up to {percent(moved, 0)}'} of the variance to other "
+        "layers."
     )
     numbers = {"explained": explained, "from_prior": from_prior, "moved": moved}
     return Answer("How much do the shares depend on the prior?", words, numbers)
