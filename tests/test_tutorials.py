@@ -18,6 +18,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "image_classifier": {"dataset": "digits", "train_size": 150, "test_size": 100, "epochs": 2},
     "tabular_regression": {"dataset": "cubic", "columns": ["x"], "splits": 1, "epochs": 5, "gap": False},
     "imbalanced": {"folds": 2, "epochs": 3},
+    "large_network": {
+        "dataset": "digits",
+        "other": None,
+        "width": 16,
+        "inner": 32,
+        "depth": 2,
+        "wide": 24,
+        "train_size": 300,
+        "validation_size": 100,
+        "test_size": 100,
+    },
     "novelty_in_production": {
         "dataset": "digits",
         "others": [],
