@@ -260,7 +260,7 @@ def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> I
         f"For {test.inputs:,} test inputs, layer `{name}` contributes {percent(share, 0)} of the predictive variance, "
         f"and {percent(prior, 0)} under the prior alone{reduced}"
     )
-    novel = next((view for view in views if view.kind == "set" and view.key == "ood"), None)
+    novel = next((view for view in views if view.is_novel), None)
     if novel is not None and test.variance is not None and (novel.variance or 0.0) < test.variance:
         yield (
             "On average the variance of the outputs is smaller for the out-of-distribution inputs "

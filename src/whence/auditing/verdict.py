@@ -94,10 +94,7 @@ def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
         summaries["novelty"]["mixed"] = "detects the out-of-distribution inputs given less well than another detector"
     shared = judge.shared_inputs
     said = f"was trained on {shared}" if shared else "was tuned on inputs of its test data"
-    said += (
-        ", so the scores above may be too good" if any(p.key == "independence" and p.is_poor for p in points) else ""
-    )
-    summaries["independence"] = dict.fromkeys(("mixed", "poor"), said)
+    summaries["independence"] = {"mixed": said, "poor": f"{said}, so the scores above may be too good"}
     known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
     found = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
     good, other = ([words for words, fine in found if fine == wanted] for wanted in (True, False))

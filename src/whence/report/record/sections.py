@@ -90,6 +90,11 @@ class View:
     prior_share: Numbers
     explained: Numbers
 
+    @property
+    def is_novel(self) -> bool:
+        """Whether it is of the out-of-distribution inputs."""
+        return self.kind == "set" and self.key == "ood"
+
 
 @dataclass(frozen=True)
 class NegativeShare:
