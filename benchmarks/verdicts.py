@@ -280,7 +280,6 @@ SIMULATED = (
         "generalisation", "training accuracy 100%, test about 70%", lambda n, s: accuracy_case(n, s, 1.0), NOT_GOOD
     ),
     Scenario("classes", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
-    Scenario("classes", "a rare label, calibrated", lambda n, s: rare_case(n, s, 1.0), GOOD),
     Scenario("classes", "one of 5 classes never predicted", lambda n, s: classes_case(n, s, never_the_last), NOT_GOOD),
     Scenario("errors", "calibrated, 5 classes", lambda n, s: classes_case(n, s, as_it_is), GOOD),
     Scenario("errors", "confidence of other inputs", lambda n, s: classes_case(n, s, unrelated_confidence), POOR),

@@ -47,8 +47,10 @@ def generalisation(record, rules, metrics):
 
 
 def classes(record, rules, metrics):
-    if rules.get("recall_mixed") is not None:
-        rows = [row for row in record["quality"].get("classes") or [] if row["count"] and row["recall"]]
+    rows = record["quality"].get("classes") or []
+    by_threshold = record["quality"].get("two_classes") or any(row.get("specificity") for row in rows)
+    if rules.get("recall_mixed") is not None and not by_threshold:
+        rows = [row for row in rows if row["count"] and row["recall"]]
         ends = [row["recall"]["high"] or 0.0 for row in rows]
         return ("mixed" if min(ends) < rules["recall_mixed"] else "good") if ends else None
 

@@ -273,6 +273,8 @@ def test_a_class_that_is_hardly_ever_recognised_is_named() -> None:
     assert known is not None and known.tone == "good", "20 inputs are too few to say so of an owl"
     assert known.words == "The class recognised least often is `owl` (0% of 20)."
     assert Judge(found.record, VerdictRules(recall_mixed=None)).classes() is None
+    labels = tuple(replace(row, specificity=row.recall) for row in rows)
+    assert judge(quality=Quality((), None, None, (), classes=labels)).classes() is None, "a threshold decides that"
     assert judge(quality=Quality((), None, None, ())).classes() is None
 
 

@@ -180,10 +180,12 @@ class Judge:
         return Point("Generalises", words, tone_of(least, rules.gap_mixed, rules.gap_poor), "generalisation", rule)
 
     def classes(self) -> Point | None:
-        """Whether every class is recognised at all."""
-        rows, rules = (self.record.quality and self.record.quality.classes) or (), self.rules
+        """Whether every class is recognised at all; not of labels, of which a threshold decides how many are found."""
+        quality, rules = self.record.quality, self.rules
+        rows = (quality and quality.classes) or ()
         known = [(row, row.recall) for row in rows if row.count and row.recall is not None]
-        if rules.recall_mixed is None or not known:
+        by_threshold = (quality and quality.two_classes) or any(row.specificity is not None for row in rows)
+        if rules.recall_mixed is None or by_threshold or not known:
             return None
         missed = sorted(
             ((row, recall) for row, recall in known if (recall.high or 0.0) < rules.recall_mixed),
