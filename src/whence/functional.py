@@ -49,7 +49,7 @@ class Network:
         self.params: dict[str, nn.Parameter] = dict(module.named_parameters())  # tied ones once
         self.names_by_id = {id(p): name for name, p in self.params.items()}
         self.runtime = Runtime()
-        self.originals: dict[int, Any] = {}  # parameters of the network that was copied, until the first pass
+        self.originals: dict[int, Any] = {}  # weak references to parameters of the network that was copied
         self.hash = ""  # of the weights and buffers at the snapshot
         self.autocast: torch.dtype | None = None  # autocast dtype of the forward pass
         # δ of the linear model f*(x) + J(x) δ, where outputs that are recorded are its, and x → J(x) δ
@@ -243,7 +243,6 @@ class Network:
         """Find caches of forward passes in the modules, so that each pass uses its own weights."""
         with OnlyOwn(self.originals) if self.originals else contextlib.nullcontext():
             find_caches(self.module, lambda: self(inputs))
-        self.originals = {}
         self.refuse_replaced()
 
     def refuse_replaced(self) -> None:

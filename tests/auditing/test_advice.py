@@ -150,7 +150,7 @@ def test_answers_that_state_far_too_much_are_found_and_right_ones_are_not() -> N
     assert [graded(0.0, seed).tone for seed in range(40)].count("good") >= 39
     found = [graded(2.0, seed) for seed in range(10)]
     assert all(point.tone in ("mixed", "poor") for point in found)
-    assert all("Answers `a` are overconfident" in point.words for point in found)
+    assert all("Where it answers `a` it is overconfident" in point.words for point in found)
 
 
 # Levels, steps, p-values, detectors, the opening

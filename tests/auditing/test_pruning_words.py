@@ -25,9 +25,9 @@ def test_a_curve_that_collapses_and_recovers_counts_up_to_its_collapse() -> None
     words = pruning_words(rows, chance=0.3)
     assert words.startswith(
         "Ranked by signal to noise, 10% of the weights (without biases) can be removed with a measured loss of at most "
-        "one percentage point of accuracy; at random, none."
+        "one percentage point of accuracy; at random, not even the smallest fraction that was tried."
     )
-    assert "at random, none" in words
+    assert "A fraction counts only if all smaller ones stay within that limit too." in words
     assert "With 30% removed it falls by 50.0 percentage points." in words
     assert "recovers are not counted" in words
     assert "90%" not in words.replace("90.0%", "")

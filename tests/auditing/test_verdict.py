@@ -21,7 +21,7 @@ from whence.auditing.leading_layer import leading_layer
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
 from whence.auditing.verdict import judged, overall
-from whence.errors import BadOption
+from whence.errors import BadOption, Notice
 from whence.metrics.proportions import share_of
 from whence.numerals import percent
 from whence.predictive.links import predict_draws
@@ -251,6 +251,30 @@ def test_test_inputs_in_the_training_data_are_counted() -> None:
     assert cut is not None and (cut.checked, cut.test, cut.validation) == (5, 2, 2)
     assert overlap(None, test, None) is None and overlap((x, y), None, None) is None
     assert overlap(iter(()), test, None) is None
+
+
+class Jittered(torch.utils.data.Dataset):
+    """The first inputs of a test set, with noise that differs each time."""
+
+    def __init__(self, x: torch.Tensor, noise: float) -> None:
+        self.x, self.noise = x, noise
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index] + self.noise * torch.randn(4), 0
+
+
+def test_training_data_that_are_augmented_cannot_be_compared() -> None:
+    x = torch.randn(20, 4)
+    test = Examples("test", x, torch.zeros(20))
+    loader = torch.utils.data.DataLoader(Jittered(x, 0.1), batch_size=5)
+    with pytest.warns(Notice, match="random augmentation"):
+        assert overlap(loader, test, None) is None
+    for train in (Jittered(x, 0.0), torch.utils.data.DataLoader(Jittered(x, 0.0), batch_size=5, shuffle=True)):
+        found = overlap(train, test, None)
+        assert found is not None and found.test == 20
 
 
 def test_a_class_that_is_hardly_ever_recognised_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,12 +119,16 @@ def test_it_takes_some_inputs_at_a_time_unless_exported(set_sizes: Any) -> None:
     torch.testing.assert_close(exported.module()(x), whole(x), rtol=1e-9, atol=1e-11)
 
 
-def test_it_exports_with_a_variable_batch_size() -> None:
+@pytest.mark.parametrize("more", [{}, {"defer": 1.0}, {"defer": 1.0, "novelty": True}])
+def test_it_exports_with_a_variable_batch_size_and_to_a_file(more: dict[str, Any], tmp_path: Path) -> None:
     posterior, x = fitted(dtype=torch.float32)
-    module = posterior.as_module(8, defer=1.0, novelty=x)
-    exported = torch.export.export(module, (x[:3],), dynamic_shapes=SIZES).module()
+    module = posterior.as_module(8, **(more | {"novelty": x} if "novelty" in more else more))
+    exported = torch.export.export(module, (x[:3],), dynamic_shapes=SIZES)
+    torch.export.save(exported, tmp_path / "served.pt2")
+    loaded = torch.export.load(tmp_path / "served.pt2").module()
     for size in (1, 2, 17):
-        torch.testing.assert_close(tuple(exported(x[:size])), tuple(module(x[:size])))
+        torch.testing.assert_close(tuple(exported.module()(x[:size])), tuple(module(x[:size])))
+        torch.testing.assert_close(tuple(loaded(x[:size])), tuple(module(x[:size])))
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])

@@ -120,8 +120,9 @@ def _words(shown: tuple[AttributedInput, ...], kind: str, baseline: str, correla
     missed = sum(abs((one.uncertainty or 0.0) - (one.at_baseline or 0.0) - (one.sum or 0.0)) for one in shown)
     if whole and missed > MISSED * whole:
         yield (
-            f"The parts miss {percent(missed / whole, 0)} of the difference in uncertainty, because it jumps where "
-            "units of the network switch on or off."
+            "The parts of an input do not add up exactly to its difference in uncertainty from the start of the way: "
+            f"their sum is {percent(missed / whole, 0)} too large or too small on average, because the uncertainty "
+            "jumps where units of the network switch on or off."
         )
     if correlation is not None:
         below = correlation < ABOUT_THE_NETWORK

@@ -74,8 +74,8 @@ def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
         tone = point.tone
     side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
     words = (
-        f"{point.words} Answers `{name}` are {side}confident: they state "
-        f"{percent(row.confidence)} on average and are right in {percent(row.precision.value)}."
+        f"{point.words} Where it answers `{name}` it is {side}confident: it states {percent(row.confidence)} on "
+        f"average, and {percent(row.precision.value)} of these answers are right."
     )
     return replace(point, words=words, tone=tone)
 

@@ -185,9 +185,6 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         return
     name = "error rate" if found.is_rate else "root mean squared error"
 
-    def shown(value: float | None) -> str:
-        return percent(value) if found.is_rate else quantity(value, unit)
-
     whole_inputs = "" if found.elements is None else "Whole inputs are deferred: "
     first = "if" if whole_inputs else "If"
     before = (
@@ -195,23 +192,30 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         f"{found.answers} are"
     )
     start = f"{before} deferred to a person, the {name} of the others"
-    sign = significant_sign(change)
+    yield from _change_words(start, whole, some, change, found, unit)
+    yield from _target_words([row for row in found.rows if not row.by_coverage])
+
+
+def _change_words(
+    start: str, whole: Estimate, some: Estimate, change: Estimate, found: Deferral, unit: str | None
+) -> Iterator[str]:
+    """Whether the error of the answered inputs differs from that of all, and by how much."""
     if change.low is None or change.high is None:
         return
+    sign, name = significant_sign(change), "percentage points" if found.is_rate else unit
+    before, after = (percent(one.value) if found.is_rate else quantity(one.value, unit) for one in (whole, some))
     near, far = sorted((abs(change.low), abs(change.high))) if sign else (change.low, change.high)
-    if found.is_rate:
-        size, span = points(abs(change.value or 0.0)), f"{points(near)} to {points(far)} percentage points"
-    else:
-        size, span = number(abs(change.value or 0.0), 2), between(near, far, unit or "")
+    span = f"{points(near)} to {points(far)}" if found.is_rate else between(near, far)
+    named = f" {name}" if name else ""
     if sign:
-        way = f"{'falls' if sign < 0 else 'rises'} from {shown(whole.value)} to {shown(some.value)}"
-        yield f"{start} {way}, by {size} (95% interval {span})."
+        size = points(abs(change.value or 0.0)) if found.is_rate else number(abs(change.value or 0.0))
+        way = "falls" if sign < 0 else "rises"
+        yield f"{start} {way} from {before} to {after}, by {size}{named} (95% interval {span})."
     else:
         yield (
-            f"{start} does not change significantly: {shown(whole.value)} before, {shown(some.value)} after (95% "
-            f"interval of the difference {span})."
+            f"{start} does not change significantly: {before} before, {after} after (95% interval of the difference "
+            f"{span}{named})."
         )
-    yield from _target_words([row for row in found.rows if not row.by_coverage])
 
 
 def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
@@ -219,8 +223,8 @@ def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
     overlap, held = context.overlap, context.need("validation")
     if overlap is not None and overlap.validation:
         yield (
-            f"{overlap.validation:,} of the {len(held):,} validation inputs are in the training data: thresholds "
-            "chosen on them let through more errors on new inputs than the table says."
+            f"{overlap.validation:,} of the {len(held):,} validation inputs are in the training data. Errors on these "
+            "are smaller than on new inputs, so the columns on validation data look too good."
         )
     elif any(not row.by_coverage for row in rows) and context.posterior.summary().tuned_on == VALIDATION_DATA:
         yield "The prior was tuned on the same validation data, so that confidence is approximate."

@@ -123,8 +123,8 @@ class _Steps:
                     part,
                     "Take validation data that the network was not trained on, and repeat the audit.",
                     f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({percent(part)}) are in "
-                    "the training data, so the prior and the thresholds were chosen on data that the network has "
-                    "fitted.",
+                    "the training data, so the prior and the thresholds were chosen partly on data that the network "
+                    "was trained on.",
                 )
         if overlap is not None and overlap.between and data.test is not None:
             part = overlap.between / data.test.inputs
@@ -163,8 +163,8 @@ class _Steps:
             (guessing, "Do not use this network for decisions before it beats guessing: check labels and training."),
             (
                 classes,
-                "Collect more examples of these classes or weight them in training, and look at what they are taken "
-                "for in the table of confusions; until then do not use the network to find them.",
+                "Collect more examples of what is hardly ever recognised or weight it in training, and look at what it "
+                "is taken for in the table of confusions; until then do not use the network to find it.",
             ),
             (
                 generalisation,

@@ -20,7 +20,7 @@ from whence.metrics.conformal import held_share
 from whence.metrics.elements import Elements, MetricOptions, elements
 from whence.metrics.means import mean
 from whence.metrics.pit import PitHistogram, pit_distance, pit_histogram
-from whence.numerals import percent
+from whence.numerals import percent, with_interval
 from whence.predictive.predictions import CountPrediction
 from whence.report.record.common import Estimate, PlainAndBayesian
 from whence.report.record.numbers import LevelCoverage, NumberChecks, OutputChecks, PitCounts, SpreadBin
@@ -137,6 +137,11 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
             f"{percent(most.value)}, with an interval of {percent(most.low)} to {percent(most.high)} that is corrected "
             "for the number of levels."
         )
+        if (far := found.pit.distance) is not None and far.value is not None and (far.low or 0.0) > 0:
+            yield (
+                "But the distribution of F(true value) as a whole differs significantly from the uniform one, by up to "
+                f"{with_interval(far.value, far.low or 0.0, far.high or 0.0)}."
+            )
     said = ""
     if histogram.outside:
         said = distribution_words(found)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from whence.auditing.data import Examples
-from whence.engine.batches import Inputs, as_source, from_numpy, inputs_of, is_pair, split_batch
+from whence.engine.batches import Inputs, as_source, from_numpy, inputs_of, is_pair, map_tensors, split_batch
 from whence.engine.content import row_hashes
+from whence.errors import WhenceError, notice
 from whence.report.record.verdict import Overlap
 
 FACTOR = 6364136223846793005  # odd, so that no hash is lost; products wrap
@@ -22,6 +23,12 @@ def overlap(train: Any, test: Examples | None, validation: Examples | None, most
     sets = {one.name: row_hashes(one.inputs).cpu() for one in (test, validation) if one is not None}
     labelled = test is not None and test.targets is not None
     if train is None or not sets:
+        return None
+    if _augments(train):
+        notice(
+            "the training data give other inputs each time (random augmentation), so test and validation inputs that "
+            "are also in the training data cannot be found. Pass them without augmentation to have that checked."
+        )
         return None
     parts, pairs, checked = [], [], 0
     for inputs, targets in _batches(train):
@@ -41,6 +48,26 @@ def overlap(train: Any, test: Examples | None, validation: Examples | None, most
         known = torch.cat([pair for pair in pairs if pair is not None])
         same = int(torch.isin(_with_targets(sets["test"], test.targets), known).sum())
     return Overlap(checked, counts.get("test"), counts.get("validation"), between, same)
+
+
+def _augments(train: Any) -> bool:
+    """Whether a data set gives another first example when it is asked again."""
+    source = getattr(train, "dataset", train)
+    if isinstance(source, (Tensor, Mapping, tuple, list)) or not (
+        hasattr(source, "__getitem__") and hasattr(source, "__len__") and len(source)
+    ):
+        return False
+    try:
+        first, second = (row_hashes(_one(source[0])) for _ in range(2))
+    except (TypeError, ValueError, KeyError, IndexError, RuntimeError, StopIteration, WhenceError):
+        return False  # not an example of tensors: what its loader makes of it is compared
+    return not torch.equal(first, second)
+
+
+def _one(example: Any) -> Inputs:
+    """The inputs of one example as a batch."""
+    found = from_numpy(example[0] if isinstance(example, (tuple, list)) else inputs_of(example))
+    return map_tensors(lambda t: t[None], found)
 
 
 def _with_targets(hashes: Tensor, targets: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Judge:
             return ""
         return (
             f" It finds {percent(two.sensitivity.value)} of `{two.positive}` ({percent(two.prevalence.value)} of the "
-            f"inputs), and {percent(two.precision.value)} of these answers are right."
+            f"inputs); where it answers that, it is right in {percent(two.precision.value)} of the cases."
         )
 
     @property
@@ -313,7 +313,7 @@ class Judge:
             return Point(label, profile.note, "note", "prior")
         if explained is None:
             return None
-        words = f"Training reduced the prior variance by {percent_in_words(explained, 0)}."
+        words = f"Training reduced the prior variance of the outputs by {percent_in_words(explained, 0)}."
         if explained < LITTLE:
             words = f"Training reduced the prior variance by only {percent(explained, 0)}, so shares follow the prior."
         return Point(label, words, "note", "prior")

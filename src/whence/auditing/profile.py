@@ -271,8 +271,8 @@ def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> I
     if len(known) > 1 and known[-1][0] - known[0][0] > 0.01:
         (low, least), (high, most) = known[0], known[-1]
         yield (
-            f"Training reduced the prior variance most in layer `{most}` ({percent(high, 0)}) and least in layer "
-            f"`{least}` ({percent(low, 0)})."
+            f"Training reduced the prior variance of the outputs most in layer `{most}` ({percent(high, 0)}) and least "
+            f"in layer `{least}` ({percent(low, 0)})."
         )
 
 

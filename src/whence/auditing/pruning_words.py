@@ -53,10 +53,12 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     words = f"Ranked by {CRITERIA[best]}, {part} of the weights (without biases) can be removed with {_allowed(whole)}"
     if best != RANDOM and RANDOM in kept:
         random = kept[RANDOM][-1].sparsity
-        words += f"; at random, {percent(random, 0) if random else 'none'}"
+        words += f"; at random, {percent(random, 0) if random else 'not even the smallest fraction that was tried'}"
     words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if _may_exceed(last, whole):
         words += f" The interval does not rule out a larger {'loss' if whole.accuracy is not None else 'growth'}."
+    if any(_fits(row, whole) for by in kept for row in curves[by] if row.sparsity > kept[by][-1].sparsity):
+        words += " A fraction counts only if all smaller ones stay within that limit too."
     if best != RANDOM and len(kept) > 2:
         words += (
             f" It is the best of {len(kept)} criteria on these inputs, which makes it look slightly better than it is."

@@ -27,7 +27,7 @@ SUMMARIES: dict[PointKey, dict[Tone, str]] = {
         "mixed": "is more accurate on its training data than on the test data",
         "poor": "is much more accurate on its training data than on the test data",
     },
-    "classes": {"mixed": "has classes that it hardly ever recognises"},
+    "classes": {"mixed": "hardly ever recognises a class"},
     "calibration": {
         "good": "is well calibrated",
         "mixed": "is somewhat miscalibrated",
@@ -94,7 +94,7 @@ def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
         summaries["novelty"]["mixed"] = "detects the out-of-distribution inputs given less well than another detector"
     shared = judge.shared_inputs
     said = f"was trained on {shared}" if shared else "was tuned on inputs of its test data"
-    summaries["independence"] = {"mixed": said, "poor": f"{said}, so the scores above may be too good"}
+    summaries["independence"] = {"mixed": said, "poor": f"{said}, so the scores on this page may be too good"}
     known = ((summaries.get(p.key, {}) if p.key else {}, p) for p in points)
     found = [(words[p.tone], p.is_good) for words, p in known if p.tone in words]
     good, other = ([words for words, fine in found if fine == wanted] for wanted in (True, False))

@@ -67,6 +67,11 @@ class ServedAll(NamedTuple):
     p_value: Tensor
 
 
+for _kind in (Served, ServedDeferral, ServedNovelty, ServedAll):
+    # so that torch.export.save can write what an exported module returns
+    torch.utils._pytree._register_namedtuple(_kind, serialized_type_name=f"whence.{_kind.__name__}")
+
+
 # Draws of the raw outputs
 
 

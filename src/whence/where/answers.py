@@ -189,12 +189,11 @@ def _unidentified(posterior: Laplace) -> Answer:
     places = sorted(((len(units), name) for name, units in dead.items() if units), reverse=True)
     where = ", ".join(f"{count:,} in layer `{name}`" for count, name in places[:NAMED])
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
+    few = f"{percent(UNIDENTIFIED)}{': ' + where if where else ''}"
     words = (
         f"In {sum(map(len, dead.values())):,} of {total:,} units training reduced the variance of the weights by less "
-        f"than {percent(UNIDENTIFIED)}{': ' + where if where else ''}. The layer where it reduced it least is "
-        f"`{least}` "
-        f"({percent(layers[least])} on average). Whether weights can be removed is another question, which a pruning "
-        "curve answers."
+        f"than {few}. The layer whose single weights it identified least is `{least}` ({percent(layers[least])} on "
+        "average). Whether weights can be removed is another question, which a pruning curve answers."
     )
     return Answer("Which layers or units stayed unidentified?", words, {"identified": layers, "units": dead})
 

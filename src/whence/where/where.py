@@ -46,7 +46,8 @@ VARIANCE = Question()
 NOT_PRINTED = ("identified_q05", "identified_q50", "identified_q95")
 PRIOR_DOMINATES = (
     "The prior is so strong that the data explain less than 1% of this variance, so the shares are those of the prior. "
-    "Weaken it: posterior.with_prior(…).where(x)."
+    "Ask under a weaker one: posterior.tune().where(x) takes the prior that "
+    "the evidence prefers, posterior.with_prior(precision).where(x) any other."
 )
 
 
