@@ -129,7 +129,7 @@ def test_a_class_and_a_broken_assumption_are_named_only_if_significant(shift: fl
     text = " ".join(section.words)
     assert ("For `third` they contain the true answer for only" in text) == bool(shift)
     assert ("may not come from the same source" in text) == bool(shift)
-    assert ("that is expected by chance" in text) == (not shift)
+    assert ("that is expected in 95 of 100 cases" in text) == (not shift)
 
 
 def test_the_score_can_be_chosen() -> None:

@@ -73,9 +73,11 @@ def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Poi
     if apart <= rules.answers_mixed:
         tone = point.tone
     side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
+    near, far = sorted(abs(end or 0.0) for end in (row.overconfidence.low, row.overconfidence.high))
     words = (
         f"{point.words} Where it answers `{name}` it is {side}confident: it states {percent(row.confidence)} on "
-        f"average, and {percent(row.precision.value)} of these answers are right."
+        f"average, and {percent(row.precision.value)} of these answers are right ({percent(row.overconfidence.level)} "
+        f"interval of the difference {points(near)} to {points(far)} percentage points)."
     )
     return replace(point, words=words, tone=tone)
 

@@ -85,7 +85,7 @@ def _beside_answers(context: Context, rows: Sequence[ConformalRow]) -> Iterator[
     labels, targets = (t.reshape(-1).cpu() for t in (context.prediction("test").labels, context.need_targets("test")))
     right = float((labels == targets)[targets >= 0].double().mean())
     low = [row.level for row in rows if (row.level or 1.0) <= right and _at_most_one(row)]
-    if low:
+    if low and all(map(_at_most_one, rows)):
         asked = " and ".join(map(percent, low))
         yield (
             f"The most probable answer alone is right for {percent(right)}, and sets at {asked} have one answer or "
@@ -225,9 +225,9 @@ def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
             "come from the same source; if they do not, the guarantee does not hold for the test data."
         )
     if value > high:
-        more = f"{words}. That is more than the {share_range(value, low, high)} that chance explains"
+        more = f"{words}. That is more than the {share_range(value, low, high)} expected in 95 of 100 cases"
         return f"{more}: {_why_more(context, found.count)}."
-    return f"{words}, within the range that is expected by chance ({share_range(value, low, high)})."
+    return f"{words}, within the range that is expected in 95 of 100 cases ({share_range(value, low, high)})."
 
 
 def _why_more(context: Context, count: int | None) -> str:

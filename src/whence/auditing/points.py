@@ -156,9 +156,10 @@ class Judge:
             )
         rule = (
             "Good if the log loss is significantly lower; poor if even the favourable end of the interval is less than "
-            f"{percent(rules.skill_poor)} of the log loss of guessing, or if always answering the most frequent class "
-            "is right significantly more often."
+            f"{percent(rules.skill_poor)} of the log loss of guessing"
         )
+        answers = ", or if always answering the most frequent class is right significantly more often"
+        rule += f"{'' if guess.accuracy is None else answers}."
         return Point("Better than guessing", words, tone, "guessing", rule)
 
     def generalisation(self) -> Point | None:

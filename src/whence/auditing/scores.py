@@ -6,6 +6,7 @@ Index legend: S draws, N inputs, K outputs, C classes, M labels of all inputs.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.tasks import Task
-from whence.errors import BadData, BadOption, NotDefined
+from whence.errors import BadData, BadOption, NotDefined, Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, fpr95, reliability
 from whence.metrics.means import mean_of
@@ -141,7 +142,9 @@ def _all_scores(
     if task.has_labels:
         ranked = ranked_errors(task, prediction, targets)
         if bool(ranked.wrong.any()) and not bool(ranked.wrong.all()):
-            found["error_auroc"] = auroc(ranked.uncertainty, ranked.wrong, groups=ranked.owner, seed=seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Notice)  # inputs without a wrong label may be one
+                found["error_auroc"] = auroc(ranked.uncertainty, ranked.wrong, groups=ranked.owner, seed=seed)
     if novel is not None:
         scores = torch.cat(novel)
         outside = torch.arange(len(scores)) >= len(novel[0])
