@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import types
 import warnings
 import weakref
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 import whence
 from tests.comparison import assert_close
-from whence.errors import Notice, UnsupportedLayer
+from whence.errors import BadData, Notice, UnsupportedLayer
+from whence.functional import output_tensor
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(12) % 3
@@ -405,3 +407,20 @@ def test_outputs_that_were_kept_in_a_list() -> None:
     assert model.seen[0] is kept[0] and len(model.seen) == 1
     posterior.predict(X)
     assert len(posterior.network.module.seen) <= 1
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        (
+            {"out": torch.zeros(4, 3), "aux": torch.zeros(4, 2)},
+            "dict with the tensors output['out'] [4, 3], output['aux'] [4, 2];",
+        ),
+        ((torch.zeros(4, 3), None), "tuple with the tensors output[0] [4, 3];"),
+        ([torch.zeros(4)] * 7, "output[4] [4] and 2 more;"),
+        (None, "returns a NoneType;"),
+    ],
+)
+def test_a_refused_output_names_its_tensors(output, named):
+    with pytest.raises(BadData, match=re.escape(named)):
+        output_tensor(output)

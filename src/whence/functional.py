@@ -365,9 +365,25 @@ def output_tensor(output: Any, inputs: Inputs = ()) -> Tensor:
         logits = logits.unsqueeze(0) if alone and (logits.dim() == 0 or len(logits) != 1) else logits
         return logits.unsqueeze(-1) if logits.dim() == 1 else logits
     raise BadData(
-        f"the network returns a {type(output).__name__}; whence needs one tensor, or an object with 'logits'. "
-        "Wrap the network in a module whose forward returns the tensor you want uncertainty for."
+        f"the network returns a {type(output).__name__}{_tensors_inside(output)}; whence needs one tensor, or an "
+        "object with 'logits'. Wrap the network in a module whose forward returns the tensor you want uncertainty for."
     )
+
+
+def _tensors_inside(output: Any) -> str:
+    """Which tensors an output contains, with the expression that takes each of them."""
+    items = (
+        output.items()
+        if isinstance(output, Mapping)
+        else enumerate(output)
+        if isinstance(output, (tuple, list))
+        else ()
+    )
+    found = [f"output[{key!r}] {list(value.shape)}" for key, value in items if isinstance(value, Tensor)]
+    if not found:
+        return ""
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f" with the tensors {', '.join(found[:5])}{more}"
 
 
 _differentiable: ContextVar[tuple[int, bool] | None] = ContextVar("differentiable", default=None)
