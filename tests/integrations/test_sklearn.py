@@ -132,3 +132,28 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
     x, y = load_wine(return_X_y=True)
     with pytest.raises(ValueError, match=message):
         WhenceClassifier(**{**QUICK, **options}).fit(x, y)
+
+
+def test_an_audit_takes_the_data_as_fit_does() -> None:
+    frame, y = load_wine(return_X_y=True, as_frame=True)
+    names = np.array(["Barolo", "Grignolino", "Barbera"])[y]
+    train_x, test_x, train_y, test_y = train_test_split(frame, names, random_state=0)
+    model = WhenceClassifier(random_state=0, **QUICK).fit(train_x, train_y)
+    found = model.audit(test_x, test_y, sections=["quality", "inputs"], progress=False).results
+    assert found.quality is not None and found.inputs is not None
+    accuracy = next(row.bayesian for row in found.quality.metrics if row.name == "accuracy")
+    assert accuracy is not None and accuracy.value == pytest.approx(model.score(test_x, test_y))
+    assert [row.name for row in found.quality.classes] == ["Barbera", "Barolo", "Grignolino"]
+    with pytest.raises(ValueError, match="has not seen: \\['Merlot'\\]"):
+        model.audit(test_x, ["Merlot"] * len(test_x))
+
+
+def test_an_audit_of_a_regressor_is_in_standard_deviations() -> None:
+    x, y = load_diabetes(return_X_y=True)
+    train_x, test_x, train_y, test_y = train_test_split(x, y, random_state=0)
+    model = WhenceRegressor(random_state=0, **QUICK).fit(train_x, train_y)
+    found = model.audit(test_x, test_y, ood=test_x + 1, sections=["quality"], progress=False).results
+    assert found.quality is not None
+    rmse = next(row.bayesian for row in found.quality.metrics if row.name == "rmse")
+    expected = np.sqrt(np.mean((model.predict(test_x) - test_y) ** 2)) / train_y.std()
+    assert rmse is not None and rmse.value == pytest.approx(expected, rel=1e-6)

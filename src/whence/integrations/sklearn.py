@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from whence.auditing import Audit, audit
 from whence.errors import Notice, need, one_of
 from whence.likelihoods import Gaussian
 from whence.posteriors.laplace.front import laplace
@@ -160,6 +161,43 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """Where in the network the uncertainty is: :meth:`whence.Laplace.where`."""
         return self.posterior_.where(None if X is None else self._checked(X))
 
+    def audit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        train: Any = None,
+        validation: Any = None,
+        ood: Any = None,
+        **options: Any,  # noqa: N803
+    ) -> Audit:
+        """:func:`whence.audit` of the posterior, with inputs and targets as :meth:`fit` takes them.
+
+        Args:
+            X: inputs of the test data.
+            y: their targets.
+            train: the pair ``(X, y)`` that ``fit`` was given; some detectors of novel inputs need it.
+            validation: a pair that ``fit`` has not seen, for deferral, prediction sets and the reference of novelty.
+            ood: inputs that are unlike the training data.
+            options: as for :func:`whence.audit`. Names of features are those of the data frame that ``fit`` was given.
+        """
+        pairs = {"test": (X, y), "train": train, "validation": validation}
+        given: dict[str, Any] = {
+            name: (self._checked(pair[0]), self._targets(pair[1])) for name, pair in pairs.items() if pair is not None
+        }
+        if hasattr(self, "feature_names_in_"):
+            options = {"features": list(self.feature_names_in_)} | options
+        novel = None if ood is None else self._checked(ood)
+        return audit(self.posterior_, **given, ood=novel, **self._words(), **options)
+
+    @abstractmethod
+    def _targets(self, y: Any) -> Tensor:
+        """Targets as the posterior has them."""
+
+    @abstractmethod
+    def _words(self) -> dict[str, Any]:
+        """What an audit calls the outputs."""
+
 
 class WhenceClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A network with a Laplace posterior, as a scikit-learn classifier.
@@ -214,6 +252,18 @@ class WhenceClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         """Mutual information between label and weights, in nats: what more data could remove, [N]."""
         return self._prediction(X).epistemic.double().numpy()
 
+    def _targets(self, y: Any) -> Tensor:
+        labels = np.asarray(y)
+        places = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        if unknown := sorted(set(labels[self.classes_[places] != labels].tolist())):
+            raise ValueError(
+                f"y has labels that fit has not seen: {unknown[:5]}; it saw {self.classes_.tolist()[:20]}."
+            )
+        return torch.from_numpy(places.astype(np.int64))
+
+    def _words(self) -> dict[str, Any]:
+        return {"classes": [str(name) for name in self.classes_]}
+
     def _prediction(self, X: Any) -> Any:  # noqa: N803
         x = self._checked(X)
         return self.posterior_.predict(x)
@@ -233,8 +283,7 @@ class WhenceRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         values = y.reshape(len(y), -1).astype(np.float64)
         spread = values.std(0)
         self.target_mean_, self.target_scale_ = values.mean(0), np.where(spread > 0, spread, 1.0)
-        targets = torch.from_numpy((values - self.target_mean_) / self.target_scale_).float()
-        return self._fitted(X, targets, values.shape[1], None)
+        return self._fitted(X, self._targets(y).float(), values.shape[1], None)
 
     def _posterior(self, data: tuple[Tensor, Tensor], validation: tuple[Tensor, Tensor] | None) -> Laplace:
         x, y = data if validation is None else validation
@@ -257,6 +306,13 @@ class WhenceRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def epistemic(self, X: Any) -> Array:  # noqa: N803
         """Standard deviation without the noise: what more data could remove."""
         return self._scaled(self._prediction(X).epistemic.sqrt())
+
+    def _targets(self, y: Any) -> Tensor:
+        values = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        return torch.from_numpy((values - self.target_mean_) / self.target_scale_)
+
+    def _words(self) -> dict[str, Any]:
+        return {"unit": "standard deviations of the training targets"}
 
     def _prediction(self, X: Any) -> Any:  # noqa: N803
         x = self._checked(X)
