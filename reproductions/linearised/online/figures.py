@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from reproductions.linearised.online.numbers import TITLES, Numbers
+from reproductions.linearised.panels import differences
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, save, subplots
 
@@ -32,33 +32,11 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 def _against_grid(numbers: Numbers, kind: str, folder: Path) -> Path:
     cases = [c for c in numbers.cases(kind) if numbers.over(kind, c, COMPARED[0], BASE, "nll")]
-    columns = min(3, max(len(cases), 1))
-    figure, axes = subplots(-(-max(len(cases), 1) // columns), columns, size=(4.6, 2.0), squeeze=False)
-    for axis, case in zip(axes.flat, cases, strict=False):
-        _panel(axis, numbers, kind, case)
-    for axis in axes.flat[len(cases) :]:
-        axis.set_visible(False)
-    return save(figure, folder / f"{kind}.png")
-
-
-def _panel(axis: Any, numbers: Numbers, kind: str, case: str) -> None:
-    ends = []
-    for place, method in enumerate(COMPARED):
-        found = numbers.over(kind, case, method, BASE, "nll")
-        assert found is not None
-        axis.errorbar(
-            found.mean, place, xerr=[[found.mean - found.low], [found.high - found.mean]], fmt="o", markersize=4,
-            color=COLOURS[method], capsize=2,
-        )  # fmt: skip
-        ends += [found.mean] if kind == "gap" else [found.low, found.high]
-    if kind == "gap":  # all means are shown; intervals of splits far outside the training data may leave the panel
-        low, high = min([*ends, 0.0]), max([*ends, 0.0])
-        axis.set_xlim(low - 0.2 * (high - low), high + 0.2 * (high - low))
-    axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(COMPARED)), [TITLES[m] for m in COMPARED], fontsize=6)
-    axis.invert_yaxis()
-    axis.set_title(case, loc="left", fontsize=9)
-    axis.set_xlabel("NLL − that of the grid with Laplace (95%)", fontsize=8)
+    return differences(
+        cases, lambda case, method: numbers.over(kind, case, method, BASE, "nll"), COMPARED, COLOURS, TITLES,
+        "NLL − that of the grid with Laplace (95%)", folder / f"{kind}.png", size=(4.6, 2.0),
+        margin=0.2 if kind == "gap" else None,
+    )  # fmt: skip
 
 
 def _learning(numbers: Numbers, folder: Path) -> Path:

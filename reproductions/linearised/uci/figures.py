@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from reproductions.linearised.panels import differences
 from reproductions.linearised.uci.numbers import TITLES, Numbers
 from reproductions.store import Values
 from reproductions.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, YELLOW, save, subplots
@@ -28,35 +28,11 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 
 def _against_plain(numbers: Numbers, kind: str, folder: Path) -> Path:
-    sets = numbers.sets(kind)
-    columns = min(3, len(sets))
-    figure, axes = subplots(-(-len(sets) // columns), columns, size=(4.6, 3.0), squeeze=False)
-    for axis, name in zip(axes.flat, sets, strict=False):
-        _panel(axis, numbers, kind, name)
-    for axis in axes.flat[len(sets) :]:
-        axis.set_visible(False)
-    return save(figure, folder / f"{kind}.png")
-
-
-def _panel(axis: Any, numbers: Numbers, kind: str, name: str) -> None:
-    shown = [m for m in COLOURS if numbers.over(kind, name, m, "plain", "nll") is not None]
-    ends = []
-    for place, method in enumerate(shown):
-        found = numbers.over(kind, name, method, "plain", "nll")
-        assert found is not None
-        axis.errorbar(
-            found.mean, place, xerr=[[found.mean - found.low], [found.high - found.mean]], fmt="o", markersize=4,
-            color=COLOURS[method], capsize=2,
-        )  # fmt: skip
-        ends += [found.mean] if kind == "gap" else [found.low, found.high]
-    if kind == "gap":  # all means are shown; intervals of splits far outside the training data may leave the panel
-        low, high = min([*ends, 0.0]), max([*ends, 0.0])
-        axis.set_xlim(low - 0.2 * (high - low), high + 0.2 * (high - low))
-    axis.axvline(0, color=BLACK, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(shown)), [TITLES[m].replace("one network, ", "") for m in shown], fontsize=6)
-    axis.invert_yaxis()
-    axis.set_title(name, loc="left", fontsize=9)
-    axis.set_xlabel("NLL − one network's (95% over splits)", fontsize=8)
+    return differences(
+        numbers.sets(kind), lambda name, method: numbers.over(kind, name, method, "plain", "nll"), tuple(COLOURS),
+        COLOURS, TITLES, "NLL − one network's (95% over splits)", folder / f"{kind}.png", size=(4.6, 3.0),
+        margin=0.2 if kind == "gap" else None,
+    )  # fmt: skip
 
 
 def _gaps(numbers: Numbers, folder: Path) -> Path:
