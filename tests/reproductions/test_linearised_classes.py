@@ -65,8 +65,14 @@ def test_every_unit_is_there_and_none_is_done_twice(folder: Path) -> None:
     laws.complete_and_done_once("classes", folder, COLLECTION)
     with Image.open(folder / "classes.png") as image:
         assert min(image.size) > 200 and image.convert("L").getextrema()[0] < 100
-    for unit in values(read(folder / "results.json")).values():
+    found = values(read(folder / "results.json"))
+    truth = found.pop("hmc/two-moons")
+    assert len(truth["rhat"]) == len(truth["scores"]["nll"]) == QUICK.hmc_seeds
+    assert all(0 < nll < 3 for nll in truth["scores"]["nll"]) and all(rhat > 0.9 for rhat in truth["rhat"])
+    for unit in found.values():
         assert all(math.isfinite(v) for scores in unit["methods"].values() for v in scores.values())
+    text = EXPERIMENT.tables(found | {"hmc/two-moons": truth})
+    assert "| two-moons | 2 | HMC |" in text and "| two-moons | 2 | ensemble |" in text
 
 
 def test_verdicts_follow_the_numbers(folder: Path) -> None:
@@ -75,6 +81,8 @@ def test_verdicts_follow_the_numbers(folder: Path) -> None:
     def verdict(by: float) -> str:
         changed: Values = copy.deepcopy(found)
         for name, unit in changed.items():
+            if name.startswith("hmc/"):
+                continue
             base = unit["methods"]["plain"]["nll"]
             unit["methods"]["laplace, full"]["nll"] = base + by + 1e-4 * int(name.rsplit("/", 1)[1])
         return laws.verdict(EXPERIMENT, changed, "NLL of “Laplace, full” is lower than of “one network” on")

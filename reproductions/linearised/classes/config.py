@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SETS = ("australian", "banana", "breast-cancer", "glass", "ionosphere", "vehicle", "waveform", "satellite")
+HMC = ("australian", "breast-cancer", "glass", "ionosphere", "vehicle")
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,16 @@ class Config:
     collections: int = 20
     draws: int = 50
     rows: int = 100000  # at most, of the training part
+    hmc: tuple[str, ...] = HMC
+    hmc_seeds: int = 3
+    hmc_warmup: int = 300
+    hmc_draws: int = 300
 
 
 QUICK = Config(
     sets=("two-moons",), seeds=2, hidden=8, members=2, steps=40, batch=32, precisions=(0.1, 1.0), dropouts=(0.1,),
     priors=(1.0,), epochs=2, scales=(1.0,), collections=3, draws=8, rows=100,
+    hmc=("two-moons",), hmc_seeds=2, hmc_warmup=10, hmc_draws=10,
 )  # fmt: skip
 
 
@@ -39,5 +45,6 @@ def config(quick: bool) -> Config:
 
 
 def units(config: Config) -> list[str]:
-    """``set/seed``: the first split of every set, then the second."""
-    return [f"{name}/{seed}" for seed in range(config.seeds) for name in config.sets]
+    """``set/seed``: the first split of every set, then the second; and ``hmc/set``."""
+    splits = [f"{name}/{seed}" for seed in range(config.seeds) for name in config.sets]
+    return [*splits, *(f"hmc/{name}" for name in config.hmc)]

@@ -88,11 +88,12 @@ def measured(config: Config, name: str, seed: int) -> Values:
         chosen, predictors = every_method(config, split, seed)
         with torch.no_grad():
             predictions = {method: predict(split.test[0]) for method, predict in predictors.items()}
-    scores = {
-        method: {key: float(metric(found, split.test[1], resamples=0)) for key, metric in SCORES.items()}
-        for method, found in predictions.items()
-    }
+    scores = {method: scored(found, split.test[1]) for method, found in predictions.items()}
     return {"chosen": chosen, "methods": scores, "test": len(split.test[1])}
+
+
+def scored(found: Any, labels: Tensor) -> dict[str, float]:
+    return {key: float(metric(found, labels, resamples=0)) for key, metric in SCORES.items()}
 
 
 def every_method(config: Config, split: Split, seed: int) -> tuple[Values, dict[str, Callable[[Tensor], Any]]]:

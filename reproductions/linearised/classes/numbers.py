@@ -19,16 +19,21 @@ TITLES = {
     "swag": "SWAG",
     "ensemble": "ensemble",
 }
+HMC = "HMC"
 
 
 class Numbers:
-    """``scores[set][method][metric]``: one number for each split."""
+    """``scores[set][method][metric]``: one number for each split; HMC has its own first splits."""
 
     def __init__(self, units: Values) -> None:
         self.scores: dict[str, dict[str, dict[str, list[float]]]] = {}
         self.chosen: dict[str, list[Values]] = {}
+        self.hmc: dict[str, Values] = {}
         for unit, value in units.items():
-            name = unit.split("/")[0]
+            name, place = unit.split("/")
+            if name == "hmc":
+                self.hmc[place] = value
+                continue
             self.chosen.setdefault(name, []).append(value["chosen"])
             for method, scores in value["methods"].items():
                 own = self.scores.setdefault(name, {}).setdefault(method, {})

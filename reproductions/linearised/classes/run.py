@@ -6,11 +6,13 @@ from functools import partial
 
 from reproductions.experiment import Context
 from reproductions.linearised.classes.config import Config, units
+from reproductions.linearised.classes.hmc import hmc_scores
 from reproductions.linearised.classes.methods import measured
 from reproductions.store import Results
 
 
 def run(config: Config, results: Results, context: Context) -> None:
     for unit in units(config):
-        name, seed = unit.split("/")
-        results.unit(unit, partial(measured, config, name, int(seed)))
+        first, second = unit.split("/")
+        work = partial(hmc_scores, config, second) if first == "hmc" else partial(measured, config, first, int(second))
+        results.unit(unit, work)
