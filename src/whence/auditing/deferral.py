@@ -12,6 +12,7 @@ import torch
 from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
 from whence.auditing.calibration import significant_sign
 from whence.auditing.context import Context, Kind
+from whence.auditing.overlap import among
 from whence.auditing.steps import NumberAnswers, is_even, label_curve, label_steps, number_answers
 from whence.auditing.tasks import Numbers
 from whence.errors import Notice
@@ -254,8 +255,8 @@ def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
     overlap, held = context.overlap, context.need("validation")
     if overlap is not None and overlap.validation:
         yield (
-            f"{overlap.validation:,} of the {len(held):,} validation inputs are in the training data. Errors on these "
-            "are smaller than on new inputs, so the columns on validation data look too good."
+            f"{among(overlap.validation, len(held), 'validation inputs')} in the training data. Errors on these are "
+            "smaller than on new inputs, so the columns on validation data look too good."
         )
     elif any(not row.by_coverage for row in rows) and context.posterior.summary().tuned_on == VALIDATION_DATA:
         yield "The prior was tuned on the same validation data, so that confidence is approximate."
