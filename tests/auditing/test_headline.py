@@ -47,7 +47,7 @@ def test_copies_that_make_an_audit_invalid_stand_first() -> None:
     tones = [(step.because.split(" ")[0], step.tone) for step in record.next_steps or () if " inputs (" in step.because]
     assert tones == [("12", "poor"), ("5", "mixed"), ("1", "note")]  # each by its own share
     mixed = judged(replace(template(), data=shared(4, 0, 0)), VerdictRules()).verdict
-    assert "But 4 of 230 test inputs (1.7%) are in the training data." in mixed.words and "valid" not in mixed.words
+    assert "4 of 230 test inputs (1.7%) are in the training data." in mixed.words and "valid" not in mixed.words
     none = judged(replace(template(), data=shared(0, 0, 0)), VerdictRules()).verdict.points[0]
     assert none.tone == "good" and none.words.startswith(
         "None of the 230 test inputs occurs among the 650 training inputs"

@@ -21,7 +21,7 @@ FEW = 0.1  # width of the interval of the accuracy above which the test data are
 NEAR = 10  # times the negligible difference, within which two log losses are as good as equal
 USEFUL = 0.1  # relative fall of the error by deferral that is worth a line
 RARE = 3  # classes that are named
-MISSED = 0.8  # sensitivity for a rare class below which its threshold is worth a line
+MISSED = 0.8  # where the interval of a rare class's sensitivity ends below it, its threshold is worth a line
 DEFAULT_THRESHOLD = 0.5
 
 
@@ -232,12 +232,12 @@ class _Steps:
             )
 
     def _about_threshold(self) -> Iterator[Step]:
-        """Where a rare class is decided at the default threshold, and most of it is missed."""
+        """Where a rare class is decided at the default threshold, and many of it are missed."""
         two = None if self.record.quality is None else self.record.quality.two_classes
         if two is None or two.sensitivity is None or (two.prevalence.value or 1.0) > RARE_PREVALENCE:
             return
         count, missed = two.true_positives + two.false_negatives, two.false_negatives
-        if (two.sensitivity.value or 0.0) < MISSED and two.threshold == DEFAULT_THRESHOLD:
+        if (two.sensitivity.high or 1.0) < MISSED and two.threshold == DEFAULT_THRESHOLD:
             yield Step(
                 Rank.MIXED,
                 1 - (two.sensitivity.value or 0.0),

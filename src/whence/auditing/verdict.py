@@ -104,6 +104,9 @@ def _summary(points: Iterable[Point], judge: Judge) -> Iterator[str]:
         yield f"It {_listed(good)}."
     if other:
         yield f"{'But it' if good else 'It'} {_listed(other)}."
+    copies = judge.independence()
+    if copies is not None and not copies.is_good and not copies.is_poor:
+        yield f"{judge.copies}."
 
 
 def _listed(items: list[str]) -> str:
@@ -118,7 +121,7 @@ def _scored(judge: Judge) -> int | None:
 
 def _opening(judge: Judge) -> Iterator[str]:
     """What makes the audit invalid, if anything; the network and its scores."""
-    copies = next((point for point in [judge.independence()] if point is not None and not point.is_good), None)
+    copies = judge.independence()
     if copies is not None and copies.is_poor:
         yield f"The audit is not valid as it stands: {judge.copies}."
     network = judge.record.network
@@ -137,8 +140,6 @@ def _opening(judge: Judge) -> Iterator[str]:
             yield from filter(None, (judge.beside_the_largest, judge.rare_class))
         else:
             yield f"{words} and an RMSE of {quantity(score.value, judge.record.unit)} on {of}."
-    if copies is not None and not copies.is_poor:
-        yield f"But {judge.copies}."
 
 
 def _about_weights(judge: Judge, leader: LeadingLayer | None) -> Iterator[str]:
