@@ -326,10 +326,10 @@ class _Steps:
         metric, quality = self.judge.metric("nll"), self.record.quality
         label = "" if quality is None or quality.baseline is None else quality.baseline.label
         if metric is None or metric.recalibrated is None or metric.plain is None:
-            return f"the plain network after {label} is enough"
+            return f"the plain network after {label} is enough on this evidence"
         if (metric.recalibrated.value or 0.0) < (metric.plain.value or 0.0):
-            return f"the plain network after {label} is enough"
-        return f"the plain network is enough ({label} did not improve it)"
+            return f"the plain network after {label} is enough on this evidence"
+        return f"the plain network is enough on this evidence; {label} did not improve it"
 
     def _about_weights(self) -> Iterator[Step]:
         quality, metric = self.record.quality, self.judge.metric("nll")
@@ -347,8 +347,8 @@ class _Steps:
             yield Step(
                 Rank.GAIN,
                 0.01,
-                f"If you need only {self._answers}, {self._enough} on this evidence.{more} The posterior adds novelty, "
-                "layers and intervals.",
+                f"If you need only {self._answers}, {self._enough}.{more} The posterior adds novelty, layers and "
+                "intervals.",
                 f"Uncertain weights make no significant difference to the log loss ({size}).",
             )
         elif gain.value > 0:
