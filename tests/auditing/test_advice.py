@@ -7,6 +7,7 @@ import runpy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tests.auditing.cases import trained
 from tests.auditing.test_detection import ranked
 from tests.metrics.cases import rng
 from whence.auditing.answered import Answers
-from whence.auditing.calibration import _with_answers
+from whence.auditing.calibration import Finding, _answers_off
+from whence.auditing.deferral import _frequent_words, _with_frequent
 from whence.auditing.detection import _compared
 from whence.auditing.label_tables import Labelled, by_class
 from whence.auditing.novelty import _level
@@ -28,11 +30,11 @@ from whence.auditing.points import Judge
 from whence.auditing.steps import NumberAnswers, label_steps
 from whence.metrics.proportions import share_of
 from whence.numerals import p_value, percent
-from whence.report.record.audit import AuditRecord, Metric, Quality
+from whence.report.record.audit import AuditRecord, FrequentClass, Metric, Quality
 from whence.report.record.common import Estimate, SetSize
 from whence.report.record.convert import to_json
 from whence.report.record.labels import ClassCalibration
-from whence.report.record.verdict import Overlap, Point, VerdictRules
+from whence.report.record.verdict import Overlap, VerdictRules
 
 
 def rare(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -86,10 +88,52 @@ def test_sensitivity_among_the_answered_is_counted() -> None:
     assert recall is not None and f"{percent(recall.value)} among all" in words
 
 
+def test_the_most_frequent_class_among_the_answered_is_counted() -> None:
+    record = weighted()
+    assert record.deferral is not None
+    for row in record.deferral.rows:
+        if row.answers == "all":
+            assert row.test.frequent is not None and row.test.frequent.name == "well"
+            assert row.test.frequent.share == pytest.approx(classes_of(record)["well"].frequency)
+    u, wrong = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.9]).double(), torch.tensor([0.0, 0, 1, 0, 1]).double()
+    targets = torch.tensor([1, 1, 0, 2, 0])
+    context: Any = SimpleNamespace(need_targets=lambda _: targets, class_name=lambda c: "abc"[c])
+    rule: Any = replace(record.deferral.rows[0], threshold=0.5)
+    found = _with_frequent(context, rule, Answers(u, wrong, torch.ones(5).double())).test.frequent
+    assert found == FrequentClass("b", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "said"),
+    [
+        (0.981, (0.018, 0.012, 0.025), "wrong for 1.9% of the answered inputs: no significant difference"),
+        (0.99, (0.018, 0.012, 0.025), "wrong for 1% of the answered inputs: significantly fewer"),
+        (0.9, (0.018, 0.012, 0.025), None),
+    ],
+)
+def test_deferral_is_compared_with_the_most_frequent_class(
+    share: float, error: tuple[float, float, float], said: str | None
+) -> None:
+    deferral = weighted().deferral
+    assert deferral is not None
+    usual = next(row for row in deferral.rows if row.by_coverage and row.target == 0.8)
+    reached = replace(usual.test, error=Estimate(*error, 0.95, 500), frequent=FrequentClass("well", share))
+    words = [*_frequent_words(replace(deferral, rows=(replace(usual, test=reached),)))]
+    assert len(words) == (said is not None) and (said is None or f"Always answering `well` would be {said}" in words[0])
+
+
+def test_the_card_has_what_deferral_misses() -> None:
+    record = weighted()
+    assert record.deferral is not None
+    point = next(one for one in record.verdict.points if one.key == "errors")
+    assert point.words.endswith(record.deferral.words[0]) and "are missed `ill`" in point.words
+    assert "would be expected if its stated confidences were correct" in point.words
+
+
 def test_guarantees_that_shared_inputs_break_are_said_to_be_broken() -> None:
     record = weighted()
     assert record.conformal is not None
-    assert "1 of the 400 validation inputs are in the training data" in record.conformal.limits
+    assert "1 of 400 validation inputs (0.25%) is in the training data" in record.conformal.limits
     found = record.data.overlap
     assert found is not None and (found.test, found.validation, found.between) == (0, 1, 2)
 
@@ -112,7 +156,11 @@ def test_test_inputs_among_the_validation_inputs_count() -> None:
         data = replace(template().data, **sizes, overlap=Overlap(1000, 0, 0, shared))
         point = Judge(replace(template(), data=data), VerdictRules()).independence()
         assert point is not None and point.tone == tone
-        assert (f"{shared} test inputs are in the validation data" in point.words) is bool(shared)
+        assert (f"{shared} of 100 test inputs ({shared}%) are also in the validation data" in point.words) is bool(
+            shared
+        )
+        assert ("None of the 100 test inputs occurs among the" in point.words) is True
+        assert ("or the 200 validation inputs" in point.words) is not bool(shared)
     x = torch.randn(6, 2)
     one = whence.auditing.data.Examples("test", x, None)
     other = replace(one, name="validation", inputs=x[2:])
@@ -136,21 +184,21 @@ def test_overconfidence_by_class_is_that_of_a_loop() -> None:
         assert row.recalibrated == pytest.approx(float(p[:, c].mean()))
 
 
-def graded(shift: float, seed: int) -> Point:
+def graded(shift: float, seed: int) -> Finding | None:
     """Of five classes, where the answers for one state too much or too little by a logit of ``shift``."""
     logits = 2 * torch.randn(1500, 5, generator=rng(seed), dtype=torch.float64)
     y = torch.multinomial(logits.softmax(1), 1, generator=rng(seed + 1000)).squeeze(1)
     logits[:, 0] += shift
     rows = by_class(Labelled(logits.softmax(1), y, None), list("abcde"))
     record = replace(template(), quality=Quality((), None, None, (), classes=rows))
-    return _with_answers(record, VerdictRules(), Point("Calibration", "Fine.", "good", "calibration"))
+    return _answers_off(record, VerdictRules())
 
 
 def test_answers_that_state_far_too_much_are_found_and_right_ones_are_not() -> None:
-    assert [graded(0.0, seed).tone for seed in range(40)].count("good") >= 39
-    found = [graded(2.0, seed) for seed in range(10)]
-    assert all(point.tone in ("mixed", "poor") for point in found)
-    assert all("Where it answers `a` it is overconfident" in point.words for point in found)
+    assert sum((found := graded(0.0, seed)) is None or found.tone == "good" for seed in range(40)) >= 39
+    far = [graded(2.0, seed) for seed in range(10)]
+    assert all(found is not None and found.tone in ("mixed", "poor") for found in far)
+    assert all(found is not None and "Where it answers `a` it is overconfident" in found.words for found in far)
 
 
 # Levels, steps, p-values, detectors, the opening

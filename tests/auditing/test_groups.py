@@ -17,9 +17,14 @@ import whence
 from tests.auditing.cases import ALL
 from whence.auditing import schema
 from whence.auditing.data import read_examples
+from whence.auditing.group_advice import about_groups
 from whence.auditing.grouping import Divided, divided, read_groups
+from whence.auditing.groups import _words
 from whence.errors import BadOption, NotDefined, Notice
+from whence.report.record.common import Estimate
+from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
 
+QUANTITIES = (("error rate", 0.141, True), ("log loss", 0.298, False), ("share deferred", 0.36, True))
 SECTIONS = ["quality", "deferral", "groups"]
 
 
@@ -216,6 +221,34 @@ def test_a_group_that_is_worse_is_found_and_named_in_the_verdict() -> None:
     old = next(g for g in found.groupings[0].groups if g.name == "old")
     error = old.differences[0]
     assert error.quantity == "error rate" and error.significant and (error.difference.low or 0) > 0
+    assert "error rate" in found.words[1] and "(simultaneous 95% interval" in found.words[1]
+
+
+def difference(quantity: str, value: float, share: bool) -> GroupDifference:
+    return GroupDifference(quantity, Estimate(value, value - 0.063, value + 0.063, 0.95, 50), 0.0005, share)
+
+
+def test_significant_groups_begin_with_the_error_rate_and_say_what_they_leave_out() -> None:
+    rows = tuple(
+        Group(name, 50, False, (), None, None, tuple(difference(q, sign * v, s) for q, v, s in QUANTITIES))
+        for name, sign in (("old", 1), ("young", -0.9))
+    )
+    grouping = Grouping("age", "", rows)
+    whole = Group("all", 100, False, (), None, None, ())
+    found = Groups((), whole, (grouping,), 12, 0.95, 20, "error rate", ())
+    words = [*_words(found)]
+    assert words[0].startswith("6 of 12 comparisons") and len(words) == 6
+    assert words[1] == (
+        "`age: old` (n = 50): error rate 14.1 percentage points higher than in the rest (simultaneous 95% interval 7.8 "
+        "to 20.4, corrected p = 0.0005)."
+    )
+    assert words[3] == (
+        "`age: old` (n = 50): log loss 0.298 nats higher than in the rest (simultaneous 95% interval 0.235 to 0.361, "
+        "corrected p = 0.0005)."
+    )
+    assert words[5] == "The other 2 are in the table."
+    steps = [*about_groups(found)]
+    assert "+0.298 nats for `old`" in steps[0].because and "Share deferred" in steps[1].because
 
 
 def test_small_groups_are_said_to_be_small_and_are_not_compared() -> None:

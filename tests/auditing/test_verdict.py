@@ -13,7 +13,7 @@ import torch
 import whence
 from benchmarks.verdicts import NETWORKS, SIMULATED, Scenario, network_case, template
 from tests.auditing.cases import classification
-from whence.auditing.calibration import _with_classes
+from whence.auditing.calibration import _class_off, small_problems
 from whence.auditing.data import Examples
 from whence.auditing.guessing import implied_auroc
 from whence.auditing.label_tables import Labelled, by_class
@@ -23,10 +23,10 @@ from whence.auditing.points import Judge
 from whence.auditing.verdict import judged, overall
 from whence.errors import BadOption, Notice
 from whence.metrics.proportions import share_of
-from whence.numerals import percent
+from whence.numerals import number, percent, with_interval
 from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import recalibrated
-from whence.report.record.audit import Baseline, Metric, Quality
+from whence.report.record.audit import AuditRecord, Baseline, Metric, Quality
 from whence.report.record.common import Estimate, SetSize
 from whence.report.record.labels import ClassCalibration
 from whence.report.record.numbers import LevelCoverage
@@ -53,9 +53,13 @@ def test_a_layer_that_leads_throughout_is_named_with_its_range() -> None:
     assert found is not None and not found.elsewhere
     assert found.briefly() == "Layer `a` contributes the largest share of the variance (60%)."
     assert found.words() == (
-        "Layer `a` contributes the largest share of the variance (60%; 40% to 70% under priors ten times weaker to ten "
-        "times stronger; 30% under the prior alone)."
+        "Layer `a` contributes the largest share of the variance (60%; 40% with a prior ten times weaker, 70% with one "
+        "ten times stronger; 30% under the prior alone)."
     )
+    assert found.briefly(own_prior=True).startswith("Under the weaker prior of the profile, layer `a` contributes")
+    falling = leading_layer(layers({"a": 0.6}), sensitivity({0.1: {"a": 0.77}, 1.0: {"a": 0.6}, 10.0: {"a": 0.54}}))
+    assert falling is not None
+    assert "77% with a prior ten times weaker, 54% with one ten times stronger" in falling.words()
 
 
 def test_one_that_does_not_is_not_named_alone() -> None:
@@ -65,7 +69,7 @@ def test_one_that_does_not_is_not_named_alone() -> None:
     assert "depends on the prior" in found.briefly() and "`a`" not in found.briefly()
     assert found.words() == (
         "No layer has the largest share of the variance under every prior: layer `a` under this one (60%; 30% under "
-        "the prior alone), layer `b` under one ten times weaker."
+        "the prior alone), layer `b` under a prior ten times weaker."
     )
 
 
@@ -83,11 +87,6 @@ def judge(**sections: Any) -> Judge:
     return Judge(replace(template(), **sections), VerdictRules())
 
 
-def with_classes(quality: Quality, point: Point | None = None) -> Point:
-    record = judge(quality=quality).record
-    return _with_classes(record, VerdictRules(), point or Point("Calibration", "Fine.", "good", "calibration"))
-
-
 def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
     """Quality of predictions of a rare label whose logits are too large by ``shift``."""
     gen = torch.Generator().manual_seed(seed)
@@ -99,10 +98,56 @@ def binary_quality(shift: float, seed: int, size: int = 1000) -> Quality:
 
 
 def test_the_words_name_the_class_and_its_numbers() -> None:
-    _, row = binary_quality(math.log(5), 1).classes or ()
-    assert with_classes(binary_quality(math.log(5), 1)).words == (
-        f"Fine. But the mean probability of `positive` is {row.predicted:.1%}, its frequency {row.frequency:.1%}."
+    quality = binary_quality(math.log(5), 1)
+    _, row = quality.classes or ()
+    low, high = row.difference.low or 0.0, row.difference.high or 0.0
+    found = _class_off(judge(quality=quality).record, VerdictRules())
+    assert (
+        found is not None
+        and found.tone == "poor"
+        and found.words
+        == (
+            f"The probability of `positive` is too high: {row.predicted:.1%} on average, its frequency is "
+            f"{row.frequency:.1%} (simultaneous 95% interval of the difference {100 * low:.1f} to {100 * high:.1f} "
+            "percentage points)."
+        )
     )
+
+
+def calibrated(ece: tuple[float, float, float], apart: tuple[float, float, float]) -> AuditRecord:
+    """Of a class whose mean probability is off by ``apart`` from a frequency of 8%."""
+    found = Estimate(*ece, 0.95, 270)
+    metric = Metric("ece", "ECE", "lower", "", found, found, None)
+    off = Estimate(*apart, 0.995, 270)
+    rows = (
+        ClassCalibration("8", 0.08, 0.08 + apart[0], off),
+        ClassCalibration("9", 0.5, 0.5, Estimate(0.0, -0.1, 0.1, 0.95, 270)),
+        ClassCalibration("0", 0.42, 0.42, Estimate(0.0, -0.1, 0.1, 0.95, 270)),
+    )
+    data = replace(template().data, overlap=None)
+    return judged(
+        replace(
+            template(), data=data, quality=Quality((metric, accuracy(0.9, 0.85, 0.94)), None, None, (), classes=rows)
+        ),
+        VerdictRules(),
+    )
+
+
+def test_what_is_wrong_stands_first_and_what_is_tolerated_last() -> None:
+    poor = calibrated((0.02, 0.01, 0.03), (0.08, 0.06, 0.1)).verdict.points[0]
+    assert poor.tone == "poor" and poor.words.startswith("The probability of `8` is too high: 16% on average")
+    small = calibrated((0.02, 0.01, 0.03), (0.04, 0.011, 0.076))
+    point = small.verdict.points[0]
+    assert point.tone == "good" and point.words.endswith(
+        "(simultaneous 95% interval of the difference 1.1 to 7.6 percentage points, whose near end is within the limit "
+        "of 25% of the frequency)."
+    )
+    assert small_problems(small, VerdictRules())
+    assert "It shows no calibration problem large enough to lower the verdict (n = 500 inputs)." in small.verdict.words
+    fine = calibrated((0.02, 0.01, 0.03), (0.0, -0.02, 0.02))
+    assert not small_problems(fine, VerdictRules()) and "It is well calibrated." in fine.verdict.words
+    wide = calibrated((0.04, 0.0, 0.07), (0.0, -0.02, 0.02))
+    assert wide.verdict.points[0].tone == "good" and "no calibration problem large enough" in wide.verdict.words
 
 
 def accuracy(value: float, low: float, high: float) -> Metric:
@@ -124,7 +169,14 @@ def test_guessing(difference: tuple[float, float, float], right: tuple[float, fl
     guess = Guessing("always predicting x", 0.67, Estimate(*difference, 0.95, 500), 0.6, "healthy")
     point = judge(quality=Quality((accuracy(*right),), None, None, (), guessing=guess)).guessing()
     assert point is not None and point.tone == tone and "`healthy`" in point.words
-    assert f"would be right for 60% of the inputs; the network is right for {percent(right[0])}" in point.words
+    assert point.words.startswith(
+        f"The network is right for {percent(right[0])} of the inputs (95% interval {percent(right[1])} to "
+        f"{percent(right[2])}); always answering `healthy` would be right for 60%"
+    )
+    side = "lower than" if difference[2] < 0 else "higher than" if difference[1] > 0 else "not significantly different"
+    assert f"Its log loss is {side}" in point.words and "which the network did not have" in point.words
+    size = with_interval(*difference, "nats", signed=True)
+    assert f": {number(0.67 + difference[0])} against 0.67 nats (difference {size})." in point.words
     assert ("no significant difference" in point.words) is (right[1] <= 0.6 <= right[2] and right[0] != 0.6)
 
 
@@ -138,6 +190,12 @@ def test_overconfidence_is_said_only_if_it_is_significant() -> None:
         point = judge(quality=found).calibration()
         assert point is not None and point.tone == "mixed"
         assert ("confident" in point.words) == (word is not None) and (word or "") in point.words
+        assert (" by 5.0 percentage points (95% interval 2.0 to 8.0)" in point.words) == (word is not None)
+    small = Quality((metric,), None, None, (), overconfidence=Estimate(-0.007, -0.011, -0.003, 0.95, 500))
+    words = (judge(quality=small).calibration() or point).words
+    assert (
+        "slightly underconfident by 0.7 percentage points (95% interval 0.3 to 1.1), within the limit of 5.0" in words
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,11 +349,15 @@ def test_a_class_that_is_hardly_ever_recognised_is_named() -> None:
     ]
     found = judge(quality=Quality((), None, None, (), classes=tuple(rows)))
     point = found.classes()
-    assert point is not None and point.tone == "mixed" and point.words == "Hardly ever recognised: `dog` (1% of 300)."
+    assert (
+        point is not None
+        and point.tone == "mixed"
+        and point.words.startswith("Hardly ever recognised: `dog` (1% of 300 inputs, 95% interval 0.21% to 2.9%).")
+    )
     assert "10%" in (point.rule or "")
     known = judge(quality=Quality((), None, None, (), classes=(rows[0], rows[2]))).classes()
     assert known is not None and known.tone == "good", "20 inputs are too few to say so of an owl"
-    assert known.words == "The class recognised least often is `owl` (0% of 20)."
+    assert known.words == ("The class recognised least often is `owl` (0% of 20 inputs, 95% interval 0% to 16.8%).")
     assert Judge(found.record, VerdictRules(recall_mixed=None)).classes() is None
     labels = tuple(replace(row, specificity=row.recall) for row in rows)
     assert judge(quality=Quality((), None, None, (), classes=labels)).classes() is None, "a threshold decides that"
@@ -362,7 +424,7 @@ def test_novelty_that_a_simpler_detector_beats_is_not_called_good() -> None:
 def levels(found: dict[float, tuple[float, float, float]]) -> Any:
     estimates = {level: Estimate(*one, 0.95, 500) for level, one in found.items()}
     rows = [LevelCoverage(level, one, one) for level, one in estimates.items()]
-    return SimpleNamespace(coverage=rows, pit=SimpleNamespace(distance=None, mean=None))
+    return SimpleNamespace(coverage=rows, pit=SimpleNamespace(distance=None, mean=None), outputs=())
 
 
 @pytest.mark.parametrize(
@@ -379,7 +441,7 @@ def test_intervals_of_other_levels_count(half: tuple[float, float, float], tone:
     numbers = levels({0.5: half, 0.95: (0.95, 0.93, 0.97)})
     point = judge(quality=Quality((metric,), None, None, (), numbers=numbers)).calibration()
     assert point is not None and point.tone == tone
-    said = f"the 50% intervals are {words}: they contain {percent(half[0])}"
+    said = f"the 50% prediction intervals are {words}: they contain {percent(half[0])}"
     assert words is None or said in point.words
 
 
@@ -408,7 +470,11 @@ def test_validation_inputs_of_the_training_data_count() -> None:
     sizes = {"test": SetSize(100, False), "validation": SetSize(200, False)}
     data = replace(template().data, **sizes, overlap=Overlap(1000, 0, 12))
     point = judge(data=data).independence()
-    assert point is not None and point.tone == "poor" and "Of 200 validation inputs 12 (6%) do." in point.words
+    assert (
+        point is not None
+        and point.tone == "poor"
+        and ("12 of 200 validation inputs (6%) are also in the training data." in point.words)
+    )
 
 
 def test_what_to_do_next_is_in_order_and_has_numbers() -> None:

@@ -168,6 +168,13 @@ def test_missing_sections_say_why() -> None:
     assert not [a for tag, a in outline.elements if "chart" in (a.get("class") or "").split()]
 
 
+def test_points_that_were_not_judged_have_their_reason(images: dict[str, Any]) -> None:
+    said = "“Notices what is new”: no out-of-distribution inputs were given."
+    record = {**images, "verdict": {**images["verdict"], "not_judged": [said]}}
+    assert f"Not judged. {said}" in " ".join(Outline(render(record)).words.split())
+    assert "Not judged" not in Outline(render(images)).words
+
+
 @pytest.mark.parametrize("section", sample_record.SECTIONS)
 def test_any_one_section_may_be_missing(section: str, images: dict[str, Any]) -> None:
     left_out = [{"what": section, "why": "somebody left it out"}]

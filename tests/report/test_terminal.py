@@ -44,6 +44,12 @@ def test_any_section_may_be_missing(section: str) -> None:
     assert "Net [v2]" in drawn(record(**{section: None}), 80)
 
 
+def test_points_that_were_not_judged_have_their_reason() -> None:
+    found = record()
+    found["verdict"] = {**found["verdict"], "not_judged": ["“Generalises”: predicted numbers have no accuracy."]}
+    assert "Not judged. “Generalises”: predicted numbers have no accuracy." in drawn(found, 120)
+
+
 def test_a_posterior_of_another_kind() -> None:
     found = record()
     found["run"]["posterior"] |= {"kind": "Dropout", "describe": "Dropout(1 site)", "structure": None}

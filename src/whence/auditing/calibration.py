@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from whence.auditing import rules_in_words
+from whence.auditing.rules_in_words import distance_span
 from whence.numerals import number, percent, points, with_interval
 from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
@@ -12,7 +16,7 @@ from whence.report.record.numbers import NumberChecks, OutputChecks
 from whence.report.record.verdict import Point, VerdictRules
 
 NOMINAL = 0.95  # coverage of the intervals that are judged
-LABEL = "Calibration"
+SIMULTANEOUS = "simultaneous 95% interval of the difference"
 RANKS: dict[Tone, int] = {"good": 0, "unknown": 1, "mixed": 2, "poor": 3}
 
 
@@ -27,16 +31,7 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
         f"Confidence differs from accuracy by {_points(found.value)} on average (ECE; plain network "
         f"{points(plain.value or 0.0)})"
     )
-    rule = (
-        f"Good if the 95% interval of the ECE ends at or below {_points(rules.ece)} or reaches below "
-        f"{points(rules.ece_negligible)}, poor if it starts above {points(rules.ece)}. Classes can only lower this: "
-        "mixed or poor if the mean probability of a class differs from its frequency by more than "
-        f"{percent(rules.class_mixed)} or {percent(rules.class_poor)} of the frequency (of the other classes together, "
-        f"if they are rarer), or if the answers of a class are right {points(rules.answers_mixed)} or "
-        f"{points(rules.answers_poor)} percentage points less or more often than they state. Both are judged by the "
-        "end of the interval that is nearer to 0; these intervals hold for all classes together."
-    )
-    lean = _lean(record)
+    lean = _lean(record, rules)
     if found.low is None or found.high is None or found.low <= rules.ece_negligible:
         few = found.high is None or found.high > rules.too_wide
         doubt = "too few inputs to judge" if few else lean or "the ECE is not significantly above 0"
@@ -45,41 +40,69 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
     else:
         tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"
         words = f"{words}{f'; {lean}' if lean else ''} (n = {record.data.counted(found.count)})."
-    point = _with_classes(record, rules, Point(LABEL, words, tone, "calibration", rule))
-    return _with_answers(record, rules, point)
+    point = Point.about("calibration", words, tone, rules_in_words.calibration_of_labels(rules))
+    return _with_findings(point, [_class_off(record, rules), _answers_off(record, rules)])
+
+
+class Finding(NamedTuple):
+    """Something about single classes that is significant, and the tone that it has by itself."""
+
+    tone: Tone
+    words: str
+
+    @property
+    def lowers(self) -> bool:
+        return RANKS[self.tone] > 0
+
+
+def _with_findings(point: Point, found: Sequence[Finding | None]) -> Point:
+    """The point, graded down by the worst of what was found, which then stands first."""
+    known = [one for one in found if one is not None]
+    lower, minor = ([one.words for one in known if one.lowers is wanted] for wanted in (True, False))
+    tone = max([point.tone, *(one.tone for one in known)], key=RANKS.__getitem__)
+    return replace(point, words=" ".join([*lower, point.words, *minor]), tone=tone)
 
 
 def _points(value: float | None) -> str:
     return f"{points(value or 0.0)} percentage points"
 
 
-def _lean(record: AuditRecord) -> str:
+def _between(difference: Estimate) -> str:
+    """The ends of an interval without 0, of a difference whose sign is said."""
+    near, far = sorted(abs(end or 0.0) for end in (difference.low, difference.high))
+    return f"{points(near)} to {points(far)}"
+
+
+def _lean(record: AuditRecord, rules: VerdictRules) -> str:
     """Over- or underconfidence, if it is significant."""
     found = None if record.quality is None else record.quality.overconfidence
     side = significant_sign(found)
     if not side or found is None or found.value is None:
         return ""
-    return f"overall it is {'over' if side > 0 else 'under'}confident by {_points(abs(found.value))}"
-
-
-def _with_answers(record: AuditRecord, rules: VerdictRules, point: Point) -> Point:
-    """The point, graded down where the answers of a class are right far less or more often than they state."""
-    rows = (record.quality and record.quality.classes) or ()
-    off = {row.name: (smallest(row.overconfidence), row) for row in rows}
-    name, (apart, row) = max(off.items(), key=lambda item: item[1][0], default=("", (0.0, None)))
-    if row is None or apart <= rules.ece_negligible or row.overconfidence is None or row.precision is None:
-        return point
-    tone: Tone = "poor" if apart > rules.answers_poor or point.is_poor else "mixed"
-    if apart <= rules.answers_mixed:
-        tone = point.tone
-    side = "over" if (row.overconfidence.value or 0.0) > 0 else "under"
-    near, far = sorted(abs(end or 0.0) for end in (row.overconfidence.low, row.overconfidence.high))
-    words = (
-        f"{point.words} Where it answers `{name}` it is {side}confident: it states {percent(row.confidence)} on "
-        f"average, and {percent(row.precision.value)} of these answers are right ({percent(row.overconfidence.level)} "
-        f"interval of the difference {points(near)} to {points(far)} percentage points)."
+    small = max(abs(found.low or 0.0), abs(found.high or 0.0)) <= rules.ece
+    limit = f", within the limit of {points(rules.ece)}" if small else ""
+    return (
+        f"overall it is {'slightly ' if small else ''}{'over' if side > 0 else 'under'}confident by "
+        f"{_points(abs(found.value))} (95% interval {_between(found)}){limit}"
     )
-    return replace(point, words=words, tone=tone)
+
+
+def _answers_off(record: AuditRecord, rules: VerdictRules) -> Finding | None:
+    """The class whose answers are right far less or more often than they state."""
+    rows = (record.quality and record.quality.classes) or ()
+    row = max(rows, key=lambda one: smallest(one.overconfidence), default=None)
+    if row is None or row.overconfidence is None or row.precision is None:
+        return None
+    if (apart := smallest(row.overconfidence)) <= rules.ece_negligible:
+        return None
+    tone, side = tone_of(apart, rules.answers_mixed, rules.answers_poor), significant_sign(row.overconfidence)
+    within = f", whose near end is within the limit of {points(rules.answers_mixed)}" if tone == "good" else ""
+    words = (
+        f"Where it answers `{row.name}` it is {'over' if side > 0 else 'under'}confident: it states "
+        f"{percent(row.confidence)} on average, and {percent(row.precision.value)} of these answers are right "
+        f"({SIMULTANEOUS} {_between(row.overconfidence)} percentage points{within})."
+    )
+    return Finding(tone, words)
 
 
 def smallest(difference: Estimate | None) -> float:
@@ -89,26 +112,25 @@ def smallest(difference: Estimate | None) -> float:
     return max(difference.low, -difference.high, 0.0)
 
 
-def _with_classes(record: AuditRecord, rules: VerdictRules, point: Point) -> Point:
-    """The point, graded down where the probability of a class is off by a large part of its frequency."""
+def _class_off(record: AuditRecord, rules: VerdictRules) -> Finding | None:
+    """The class whose probability is off by the largest part of its frequency."""
     rows = (record.quality and record.quality.classes) or ()
-    off = {row.name: (relative_error(row, rules), row) for row in rows}
-    rarer_first = sorted(off.items(), key=lambda item: (-round(item[1][0], 2), item[1][1].frequency or 0.0))
-    name, (error, row) = next(iter(rarer_first), ("", (0.0, None)))
+    off = [(relative_error(row, rules), row) for row in rows]
+    error, row = min(off, key=lambda one: (-round(one[0], 2), one[1].frequency or 0.0), default=(0.0, None))
     if row is None or not error:
-        return point
-    if error < rules.class_mixed:
-        toward, others = "high" if (row.difference.value or 0.0) > 0 else "low", sum(e > 0 for e, _ in off.values()) - 1
-        also = f", and that of {others} more {'class differs' if others == 1 else 'classes differ'} significantly too"
-        words = (
-            f"{point.words} The mean probability of `{name}` is too {toward}: {percent(row.predicted)}, its frequency "
-            f"is {percent(row.frequency)}{also if others > 0 and len(rows) > 2 else ''}."
-        )
-        return replace(point, words=words)
-    tone: Tone = "poor" if error >= rules.class_poor or point.is_poor else "mixed"
-    start = f"{point.words} {'But the' if point.is_good else 'The'}"
-    words = f"{start} mean probability of `{name}` is {percent(row.predicted)}, its frequency {percent(row.frequency)}."
-    return replace(point, words=words, tone=tone)
+        return None
+    tone: Tone = "poor" if error >= rules.class_poor else "mixed" if error >= rules.class_mixed else "good"
+    others = sum(e > 0 for e, _ in off) - 1
+    also = f" That of {others} more {'class differs' if others == 1 else 'classes differ'} significantly too."
+    rarer = "frequency" if (row.frequency or 0.0) <= 0.5 else "frequency of the other classes"
+    within = f", whose near end is within the limit of {percent(rules.class_mixed)} of the {rarer}"
+    words = (
+        f"The probability of `{row.name}` is too {'high' if (row.difference.value or 0.0) > 0 else 'low'}: "
+        f"{percent(row.predicted)} on average, its frequency is {percent(row.frequency)} ({SIMULTANEOUS} "
+        f"{_between(row.difference)} percentage points{within if tone == 'good' else ''})."
+        f"{also if others > 0 and len(rows) > 2 else ''}"
+    )
+    return Finding(tone, words)
 
 
 def relative_error(row: ClassCalibration, rules: VerdictRules) -> float:
@@ -121,6 +143,20 @@ def relative_error(row: ClassCalibration, rules: VerdictRules) -> float:
     return apart / rarer if rarer and apart > rules.ece_negligible else 0.0
 
 
+def small_problems(record: AuditRecord, rules: VerdictRules) -> bool:
+    """Whether a good calibration may only be said not to be shown bad: problems below the limits, or few inputs."""
+    quality = record.quality
+    if quality is None:
+        return False
+    if _class_off(record, rules) is not None or _answers_off(record, rules) is not None:
+        return True
+    ece = next((row.bayesian for row in quality.metrics if row.name == "ece"), None)
+    if ece is not None:
+        return ece.high is None or ece.high > rules.ece
+    checks = quality.numbers
+    return checks is not None and bool(bias_of_one(checks))
+
+
 # Numbers
 
 
@@ -130,20 +166,16 @@ def of_numbers(record: AuditRecord, rules: VerdictRules, coverage: Estimate) -> 
     value = coverage.value or 0.0
     low, high = (value if end is None else end for end in (coverage.low, coverage.high))
     words = (
-        f"The 95% intervals contain {percent(value)} of the true values (95% interval {percent(low)} to "
-        f"{percent(high)}, n = {record.data.counted(coverage.count)})."
+        f"The 95% prediction intervals contain {percent(value)} of the true values (95% confidence interval "
+        f"{percent(low)} to {percent(high)}, n = {record.data.counted(coverage.count)})."
     )
     tone = tone_of(apart(coverage, NOMINAL), rules.coverage_good, rules.coverage_poor)
     if tone == "good" and high - low > 2 * rules.too_wide:
         tone, words = "unknown", f"{words} That is too few test values to judge."
-    rule = (
-        "By the end of the interval that is nearer to the level, at the level (50, 80, 90, 95, 99%) that is off most "
-        "(levels other than 95% by intervals that hold for all five together): "
-        f"good within {points(rules.coverage_good)} percentage points, poor beyond {points(rules.coverage_poor)}; "
-        f"unknown if the interval is wider than {points(2 * rules.too_wide)}."
-    )
-    point = Point(LABEL, words, tone, "calibration", rule)
-    point = _with_levels(point, rules, {} if checks is None else {row.level: row.judged for row in checks.coverage})
+    levels = {} if checks is None else {row.level: row.judged for row in checks.coverage}
+    distance = None if checks is None else checks.pit.distance
+    point = Point.about("calibration", words, tone, rules_in_words.calibration_of_numbers(rules, levels, distance))
+    point = _with_levels(point, rules, levels)
     return point if checks is None else _with_distribution(point, rules, checks)
 
 
@@ -156,29 +188,29 @@ def _with_levels(point: Point, rules: VerdictRules, levels: dict[float, Estimate
         return point
     found = levels[level]
     words = (
-        f"{point.words} But the {percent(level)} intervals are too "
+        f"{point.words} But the {percent(level)} prediction intervals are too "
         f"{'wide' if (found.value or 0.0) > level else 'narrow'}: they contain {percent(found.value)} "
-        f"({percent(found.level)} interval {percent(found.low)} to {percent(found.high)})."
+        f"(simultaneous 95% confidence interval {percent(found.low)} to {percent(found.high)})."
     )
     return replace(point, words=words, tone=tone)
 
 
 def _with_distribution(point: Point, rules: VerdictRules, checks: NumberChecks) -> Point:
-    """The point, graded down where F(true value) is far from uniform: predictions are too high, too low, or skewed."""
-    found = checks.pit.distance
-    if rules.pit_good is None or rules.pit_poor is None or found is None or found.low is None or found.value is None:
+    """The point with what is wrong about the mean, graded down where F(true value) is far from uniform."""
+    found, bias = checks.pit.distance, bias_of_one(checks)
+    tone: Tone = "good"
+    if found is not None and found.low is not None and rules.pit_good is not None and rules.pit_poor is not None:
+        tone = tone_of(found.low, rules.pit_good, rules.pit_poor)
+    said = f"{bias}." if tone == "good" else distribution_words(checks)
+    if said == ".":
         return point
-    rule = (
-        f"{point.rule} F(true value), the predicted probability of a value below the true one, should be uniform: "
-        f"good if the largest difference of its distribution from that is at most {number(rules.pit_good)}, by the "
-        f"lower end of its 95% interval, poor above {number(rules.pit_poor)}."
-    )
-    point, tone = replace(point, rule=rule), tone_of(found.low, rules.pit_good, rules.pit_poor)
-    if tone == "good":
-        return point
-    said = distribution_words(checks)
     words = f"{point.words} {f'But {said}' if point.is_good else said[0].upper() + said[1:]}"
-    return replace(point, words=words, tone=max(tone, point.tone, key=lambda one: RANKS[one]))
+    return replace(point, words=words, tone=max(tone, point.tone, key=RANKS.__getitem__))
+
+
+def bias_of_one(checks: NumberChecks) -> str:
+    """By how much the predictions of a single output are too high or too low; empty if that is not significant."""
+    return bias_words(checks.outputs[0]) if len(checks.outputs) == 1 else ""
 
 
 def distribution_words(checks: NumberChecks) -> str:
@@ -186,10 +218,11 @@ def distribution_words(checks: NumberChecks) -> str:
     found, mean = checks.pit.distance, checks.pit.mean
     value, centre = (found and found.value) or 0.0, 0.5 if mean is None else mean
     side = "" if abs(centre - 0.5) < value / 3 else "high" if centre < 0.5 else "low"
-    far = f"the distribution of F(true value) differs from the uniform one by up to {number(value, 2)}"
+    span = "" if found is None or found.low is None else f" (95% interval {distance_span(found)})"
+    far = f"the distribution of F(true value) differs from the uniform one by up to {number(value, 2)}{span}"
     if not side:
         return f"the predicted distributions have the wrong shape: {far}."
-    bias = bias_words(checks.outputs[0]) if len(checks.outputs) == 1 else ""
+    bias = bias_of_one(checks)
     if side not in bias:
         bias = f"predictions tend to be too {side}"
     return f"{bias}: {far}, with a mean of {number(centre, 2)} instead of 0.5."

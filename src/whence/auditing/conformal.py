@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whence.auditing.answered import answers_of
 from whence.auditing.context import Context
+from whence.auditing.overlap import among
 from whence.auditing.tasks import Classes, Numbers
 from whence.errors import BadOption, NotDefined, Notice, fraction
 from whence.metrics import Conformal, conformal, width
@@ -72,8 +73,8 @@ def _limits(context: Context) -> str:
     found, held = context.overlap, context.need("validation")
     if found is not None and found.validation:
         return (
-            f" {found.validation:,} of the {len(held):,} validation inputs are in the training data, so the guarantee "
-            "does not hold: errors on those are smaller than on new inputs."
+            f" {among(found.validation, len(held), 'validation inputs')} in the training data, so the guarantee does "
+            "not hold: errors on those are smaller than on new inputs."
         )
     return TUNED if context.posterior.summary().tuned_on == VALIDATION_DATA else ""
 

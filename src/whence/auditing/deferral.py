@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
 from whence.auditing.calibration import significant_sign
 from whence.auditing.context import Context, Kind
+from whence.auditing.overlap import among
 from whence.auditing.steps import NumberAnswers, is_even, label_curve, label_steps, number_answers
 from whence.auditing.tasks import Numbers
 from whence.errors import Notice
@@ -19,7 +22,7 @@ from whence.metrics.proportions import share_of
 from whence.numerals import between, number, percent, points
 from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.formatting import quantity
-from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, Reached
+from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, FrequentClass, Reached
 from whence.report.record.common import Estimate, PlainAndBayesian
 
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.5)
@@ -59,9 +62,38 @@ def _of_labels(context: Context) -> Deferral:
         test.wrong.shape[1] if test.several else None,
         None if test.several or test.single else context.elements,
     )
+    found = replace(found, rows=tuple(_with_frequent(context, row, test) for row in found.rows))
     first, *others = [*_words(found, None)] or [""]
-    words = (first, *_missed_words(context, held, test), *others, *_limits(context, found.rows))
+    whole = " ".join([first, *_frequent_words(found), *_missed_words(context, held, test)])
+    words = (whole.strip(), *others, *_limits(context, found.rows))
     return replace(found, words=tuple(one for one in words if one))
+
+
+def _with_frequent(context: Context, row: DeferralRule, test: Answers) -> DeferralRule:
+    """The rule with the most frequent class among the inputs that it answers; not of several labels."""
+    targets = context.need_targets("test").cpu()
+    if test.several or row.threshold is None:
+        return row
+    kept = targets[test.uncertainty <= row.threshold].reshape(-1).long()
+    counts = torch.bincount(kept[kept >= 0])
+    if not int(counts.sum()):
+        return row
+    name = context.class_name(int(counts.argmax()))
+    most = FrequentClass(name, float(counts.max() / counts.sum()))
+    return replace(row, test=replace(row.test, frequent=most))
+
+
+def _frequent_words(found: Deferral) -> Iterator[str]:
+    """Said where always answering the most frequent class is not significantly worse among the answered inputs."""
+    some = next((row.test for row in found.rows if row.by_coverage and row.target == USUAL), None)
+    most = None if some is None else some.frequent
+    if some is None or some.error is None or some.error.low is None or some.error.high is None or most is None:
+        return
+    wrong = 1 - (most.share or 0.0)
+    if wrong <= some.error.high:
+        compared = "no significant difference" if wrong >= some.error.low else "significantly fewer"
+        of = "answered inputs" if found.elements is None else f"{found.elements} of the answered inputs"
+        yield f"Always answering `{most.name}` would be wrong for {percent(wrong)} of the {of}: {compared}."
 
 
 def _missed_words(context: Context, held: Answers, test: Answers) -> Iterator[str]:
@@ -111,10 +143,10 @@ def _finite(thresholds: Iterable[float | None]) -> list[float]:
     return [t for t in thresholds if t is not None and math.isfinite(t)]
 
 
-def _reached(coverage: Measured, *others: Measured | None) -> Reached:
+def _reached(coverage: Measured, error: Measured | None, deferred: Measured | None, change: Measured | None) -> Reached:
     covered = Estimate.of(coverage)
     assert covered is not None
-    return Reached(covered, *(Estimate.of(one) for one in others))
+    return Reached(covered, Estimate.of(error), Estimate.of(deferred), Estimate.of(change))
 
 
 # Numbers
@@ -223,8 +255,8 @@ def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
     overlap, held = context.overlap, context.need("validation")
     if overlap is not None and overlap.validation:
         yield (
-            f"{overlap.validation:,} of the {len(held):,} validation inputs are in the training data. Errors on these "
-            "are smaller than on new inputs, so the columns on validation data look too good."
+            f"{among(overlap.validation, len(held), 'validation inputs')} in the training data. Errors on these are "
+            "smaller than on new inputs, so the columns on validation data look too good."
         )
     elif any(not row.by_coverage for row in rows) and context.posterior.summary().tuned_on == VALIDATION_DATA:
         yield "The prior was tuned on the same validation data, so that confidence is approximate."

@@ -225,7 +225,7 @@ def _layers(old: AuditRecord, new: AuditRecord) -> Iterator[ChangedLayer]:
 
 
 def _points(old: AuditRecord, new: AuditRecord) -> tuple[ChangedPoint, ...]:
-    pairs = _joined(old.verdict.points, new.verdict.points, lambda point: point.label)
+    pairs = _joined(old.verdict.points, new.verdict.points, lambda point: point.key or point.label)
     return tuple(ChangedPoint((after or before).label, before, after) for before, after in pairs)  # type: ignore[union-attr]
 
 

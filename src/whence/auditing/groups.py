@@ -20,7 +20,7 @@ from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, ece, evaluate
 from whence.metrics.group_test import Differences, group_differences
 from whence.metrics.proportions import share_of
-from whence.numerals import between, number, p_value, points
+from whence.numerals import number, p_value, points, with_interval
 from whence.report.record.audit import RATE
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
@@ -31,6 +31,7 @@ LEVEL = 0.95
 NAMED = 4  # differences that sentences name
 CALIBRATED = "ece"
 RANKED = "auroc"
+LOG_LOSS, NATS = "log loss", "nats"
 
 
 def groups(context: Context) -> Groups:
@@ -179,13 +180,15 @@ def _difference(apart: Differences, row: int, q: int, name: str, quantity: Quant
 
 def _words(found: Groups) -> Iterator[str]:
     every = [(one, group) for one in found.groupings for group in one.groups]
-    hits = [(d.p or 0.0, -abs(d.difference.value or 0.0), one, group, d)
-            for one, group in every for d in group.differences if d.significant]  # fmt: skip
+    hits = [(place, -abs(d.difference.value or 0.0), one, group, d)
+            for one, group in every for place, d in enumerate(group.differences) if d.significant]  # fmt: skip
     if hits:
         count = f"{len(hits):,} of {found.comparisons:,} comparisons of a group with the rest"
         yield f"{count} {'is' if len(hits) == 1 else 'are'} significant after correction for their number."
         for _, _, one, group, d in sorted(hits, key=lambda hit: hit[:2])[:NAMED]:
             yield _difference_words(one, group, d)
+        if len(hits) > NAMED:
+            yield f"The other {len(hits) - NAMED:,} {'is' if len(hits) == NAMED + 1 else 'are'} in the table."
     elif found.comparisons:
         yield (
             f"None of {found.comparisons:,} comparisons of a group with the rest is significant after correction for "
@@ -220,6 +223,7 @@ def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
     if d.is_share:
         shown, interval = f"{points(abs(value))} percentage points", f"{points(ends[0])} to {points(ends[1])}"
     else:
-        shown, interval = number(abs(value)), between(ends[0], ends[1])
-    more = f"(95% interval {interval}, corrected p = {p_value(d.p)})"
+        unit = NATS if d.quantity == LOG_LOSS else ""
+        shown, interval = with_interval(abs(value), ends[0], ends[1], unit).split(", 95% interval ")
+    more = f"(simultaneous 95% interval {interval}, corrected p = {p_value(d.p)})"
     return f"{_called(one, group)}: {d.quantity} {shown} {'higher' if sign > 0 else 'lower'} than in the rest {more}."

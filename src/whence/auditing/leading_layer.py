@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whence.auditing.rules_in_words import ALWAYS_A_NOTE
 from whence.numerals import percent
 from whence.report.record.sections import Layer, Sensitivity, Shares
 from whence.report.record.verdict import Point
 from whence.where.examined import FACTORS
 
-PRIORS = dict(zip(FACTORS, ("one ten times weaker", "this prior", "one ten times stronger"), strict=True))
+PRIORS = dict(zip(FACTORS, ("a prior ten times weaker", "this prior", "one ten times stronger"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -20,25 +21,25 @@ class LeadingLayer:
     name: str
     shares: Shares
     elsewhere: tuple[tuple[float, str], ...] = ()  # factor on the prior precision, and which layer leads there instead
+    others: tuple[tuple[float, float], ...] = ()  # factor on the prior precision, and this layer's share there
 
-    def briefly(self) -> str:
+    def briefly(self, own_prior: bool = False) -> str:
+        """``own_prior``: whether the shares are under another prior than the predictions."""
         if self.elsewhere:
             return "Which layer contributes most to the variance depends on the prior."
         share = percent(self.shares.variance_share, 0)
-        return f"Layer `{self.name}` contributes the largest share of the variance ({share})."
+        start = "Under the weaker prior of the profile, layer" if own_prior else "Layer"
+        return f"{start} `{self.name}` contributes the largest share of the variance ({share})."
 
     def words(self) -> str:
-        """The layer's share with its range, and its share under the prior alone."""
-        own, low, high = self.shares, self.shares.share_low, self.shares.share_high
+        """The layer's share, that under other priors, and under the prior alone."""
+        own = self.shares
         share = percent(own.variance_share, 0)
         alone = "" if own.prior_share is None else f"; {percent(own.prior_share, 0)} under the prior alone"
         if not self.elsewhere:
-            span = ""
-            if low is not None and high is not None:
-                ends = percent(low, 0), percent(high, 0)
-                span = f"; {ends[0]} to {ends[1]} under priors ten times weaker to ten times stronger"
-                if ends == (share, share):
-                    span = ", also under priors ten times weaker and ten times stronger"
+            span = "; " + ", ".join(f"{percent(there, 0)} with {PRIORS[factor]}" for factor, there in self.others)
+            if {percent(there, 0) for _, there in self.others} <= {share}:
+                span = ", also with priors ten times weaker and ten times stronger" if self.others else ""
             return f"Layer `{self.name}` contributes the largest share of the variance ({share}{span}{alone})."
         instead = " and ".join(f"layer `{name}` under {PRIORS[factor]}" for factor, name in self.elsewhere)
         return (
@@ -53,12 +54,15 @@ def leading_layer(layers: Sequence[Layer], sensitivity: Sequence[Sensitivity]) -
     if not shared:
         return None
     name, shares = max(shared.items(), key=lambda item: item[1].variance_share or 0.0)
-    elsewhere = []
+    elsewhere, others = [], []
     for factor in FACTORS:
         rows = [row for row in sensitivity if row.factor == factor]
+        mine = next((row.variance_share for row in rows if row.name == name), None)
+        if factor != 1 and mine is not None:
+            others.append((factor, mine))
         if rows and (first := max(rows, key=lambda row: row.variance_share or 0.0).name) != name:
             elsewhere.append((factor, first))
-    return LeadingLayer(name, shares, tuple(elsewhere))
+    return LeadingLayer(name, shares, tuple(elsewhere), tuple(others))
 
 
 def _with_shares(layers: Sequence[Layer]) -> dict[str, Shares]:
@@ -85,4 +89,4 @@ def location(layers: Sequence[Layer], leader: LeadingLayer | None) -> Point | No
                 f" For out-of-distribution inputs the part of the prior variance that training explains falls most in "
                 f"layer `{name}`, from {percent(before, 0)} to {percent(after, 0)}."
             )
-    return Point("Source of the uncertainty", words, "note", "location")
+    return Point.about("location", words, "note", ALWAYS_A_NOTE)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
 
-from whence.auditing.calibration import relative_error, significant_sign, smallest
+from whence.auditing.advice import RANKS, Rank, Step
+from whence.auditing.calibration import bias_of_one, relative_error, significant_sign, smallest, tone_of
+from whence.auditing.group_advice import about_groups
+from whence.auditing.overlap import among
+from whence.auditing.points import RARE as RARE_PREVALENCE
 from whence.auditing.points import Judge, is_negligible
-from whence.numerals import area, number, p_value, percent, points, with_interval
+from whence.numerals import area, number, percent, points, with_interval
 from whence.report.formatting import quantity
 from whence.report.record.audit import AuditRecord, DeferralRule
-from whence.report.record.common import Tone
-from whence.report.record.groups import Group, GroupDifference, Grouping
 from whence.report.record.labels import ClassCalibration
 from whence.report.record.verdict import NextStep, PointKey, VerdictRules
 
@@ -21,31 +21,8 @@ FEW = 0.1  # width of the interval of the accuracy above which the test data are
 NEAR = 10  # times the negligible difference, within which two log losses are as good as equal
 USEFUL = 0.1  # relative fall of the error by deferral that is worth a line
 RARE = 3  # classes that are named
-GROUPED = 3  # groups that are named for a quantity
-
-
-class Rank(IntEnum):
-    """The order of the steps."""
-
-    INVALID = 0  # the audit itself cannot be trusted
-    POOR = 1
-    MIXED = 2
-    GAIN = 3
-
-
-RANKS: dict[Tone, Rank] = {"poor": Rank.POOR, "mixed": Rank.MIXED}
-TONES: dict[Rank, Tone] = {Rank.INVALID: "poor", Rank.POOR: "poor", Rank.MIXED: "mixed", Rank.GAIN: "note"}
-
-
-class _Step(NamedTuple):
-    rank: Rank
-    effect: float  # relative change that the step is about; larger first
-    words: str
-    because: str
-
-    @property
-    def tone(self) -> Tone:
-        return TONES[self.rank]
+MISSED = 0.8  # where the interval of a rare class's sensitivity ends below it, its threshold is worth a line
+DEFAULT_THRESHOLD = 0.5
 
 
 def next_steps(record: AuditRecord, rules: VerdictRules) -> tuple[NextStep, ...]:
@@ -59,14 +36,15 @@ class _Steps:
         self.judge, self.record, self.rules = judge, judge.record, judge.rules
         self.points = {point.key: point for point in judge.record.verdict.points}
 
-    def all(self) -> Iterator[_Step]:
+    def all(self) -> Iterator[Step]:
         yield from self._about_data()
         yield from self._about_guessing()
         yield from self._about_calibration()
+        yield from self._about_threshold()
         yield from self._about_sets()
         yield from self._about_errors()
         yield from self._about_novelty()
-        yield from self._about_groups()
+        yield from about_groups(self.record.groups)
         yield from self._about_weights()
 
     @cached_property
@@ -97,6 +75,13 @@ class _Steps:
         return self._rank("calibration") is not None and better and bool(significant_sign(quality.overconfidence))
 
     @property
+    def _changes(self) -> bool:
+        """Whether a step changes the network, its probabilities or the data, so that thresholds change too."""
+        keys: tuple[PointKey, ...] = ("independence", "guessing", "generalisation", "classes", "calibration")
+        poor = any(self._rank(key) is Rank.POOR for key in keys)
+        return poor or bool(self._classes_off) or self._answers_off is not None or self._recalibrates
+
+    @property
     def _answers(self) -> str:
         return "probabilities" if self.judge.metric("ece") else "predictions"
 
@@ -105,38 +90,42 @@ class _Steps:
         point = self.points.get(key)
         return None if point is None else RANKS.get(point.tone)
 
-    def _about_data(self) -> Iterator[_Step]:
+    def _rank_of_copies(self, part: float) -> Rank:
+        """Of a share of the inputs of a set that are also in another."""
+        tone = tone_of(part, self.rules.duplicates_mixed, self.rules.duplicates_poor)
+        return {"poor": Rank.INVALID, "mixed": Rank.MIXED}.get(tone, Rank.GAIN)
+
+    def _about_data(self) -> Iterator[Step]:
         data, overlap = self.record.data, self.record.data.overlap
         if overlap is not None and overlap.test and data.test is not None:
             part = overlap.test / data.test.inputs
-            yield _Step(
-                Rank.INVALID if self._rank("independence") is Rank.POOR else Rank.MIXED,
+            yield Step(
+                self._rank_of_copies(part),
                 part,
                 "Remove the test inputs that are also in the training data, and repeat the audit.",
-                f"{overlap.test:,} of {data.test.inputs:,} test inputs ({percent(part)}) occur in both.",
+                f"{among(overlap.test, data.test.inputs, 'test inputs')} in both.",
             )
         if overlap is not None and overlap.validation and data.validation is not None:
             part = overlap.validation / data.validation.inputs
             if part > self.rules.duplicates_mixed:
-                yield _Step(
-                    Rank.INVALID if part > self.rules.duplicates_poor else Rank.MIXED,
+                yield Step(
+                    self._rank_of_copies(part),
                     part,
                     "Take validation data that the network was not trained on, and repeat the audit.",
-                    f"{overlap.validation:,} of {data.validation.inputs:,} validation inputs ({percent(part)}) are in "
-                    "the training data, so the prior and the thresholds were chosen partly on data that the network "
-                    "was trained on.",
+                    f"{among(overlap.validation, data.validation.inputs, 'validation inputs')} in the training data, "
+                    "so the prior and the thresholds were chosen partly on data that the network was trained on.",
                 )
         if overlap is not None and overlap.between and data.test is not None:
             part = overlap.between / data.test.inputs
-            yield _Step(
-                Rank.INVALID if part > self.rules.duplicates_poor else Rank.MIXED,
+            yield Step(
+                self._rank_of_copies(part),
                 part,
                 "Keep test and validation data apart, and repeat the audit.",
-                f"{overlap.between:,} of {data.test.inputs:,} test inputs ({percent(part)}) are in the validation "
-                "data, so the thresholds were chosen on data that include them.",
+                f"{among(overlap.between, data.test.inputs, 'test inputs')} in the validation data, on which the "
+                "prior and the thresholds were chosen.",
             )
         if data.validation is None:
-            yield _Step(
+            yield Step(
                 Rank.MIXED,
                 1.0,
                 "Pass validation data: they tune the prior, give thresholds for deferral and the reference "
@@ -147,7 +136,7 @@ class _Steps:
         if accuracy is not None and accuracy.low is not None and accuracy.high is not None:
             width = accuracy.high - accuracy.low
             if width > FEW:
-                yield _Step(
+                yield Step(
                     Rank.MIXED,
                     width,
                     "Use more test inputs: the scores of this audit are uncertain.",
@@ -155,7 +144,7 @@ class _Steps:
                     f"({percent(accuracy.low)} to {percent(accuracy.high)}, n = {data.counted(accuracy.count)}).",
                 )
 
-    def _about_guessing(self) -> Iterator[_Step]:
+    def _about_guessing(self) -> Iterator[Step]:
         guessing: PointKey = "guessing"
         generalisation: PointKey = "generalisation"
         classes: PointKey = "classes"
@@ -173,9 +162,9 @@ class _Steps:
         ):
             rank = self._rank(key)
             if rank is not None:
-                yield _Step(rank, 0.9, words, self.points[key].words)
+                yield Step(rank, 0.9, words, self.points[key].words)
 
-    def _about_calibration(self) -> Iterator[_Step]:
+    def _about_calibration(self) -> Iterator[Step]:
         quality = self.record.quality
         if quality is None:
             return
@@ -183,11 +172,12 @@ class _Steps:
             toward = "high" if (row.predicted or 0.0) > (row.frequency or 0.0) else "low"
             label = quality.baseline.label if quality.baseline else ""
             after = f"; after {label} {percent(row.recalibrated)}" if row.recalibrated is not None else ""
-            yield _Step(
+            yield Step(
                 Rank.POOR if error >= self.rules.class_poor else Rank.MIXED,
                 min(error, 0.99),
-                f"Correct the probability of `{row.name}`, which is too {toward} on average: undo class weights, or "
-                "shift its logit until its mean probability is its frequency where the network is used.",
+                f"Correct the probability of `{row.name}`, which is too {toward} on average: undo class weights in "
+                f"training, or add a constant to the logit of `{row.name}`, so that its mean probability equals its "
+                "frequency where the network will be used.",
                 f"Mean probability {percent(row.predicted)}{after}; frequency {percent(row.frequency)} in the test "
                 "data.",
             )
@@ -199,7 +189,7 @@ class _Steps:
                 pass  # a temperature does not move the probability of one class: the step above comes first
             elif self._answers_off is not None:
                 row = self._answers_off
-                yield _Step(
+                yield Step(
                     rank,
                     own,
                     f"Recalibrate class by class: answers `{row.name}` are right far "
@@ -209,14 +199,14 @@ class _Steps:
                     f"{percent(row.precision and row.precision.value)}.",
                 )
             elif self._recalibrates and best is not None and quality.baseline is not None:
-                yield _Step(
+                yield Step(
                     rank,
                     own,
                     f"Use the plain network after {quality.baseline.label} for probabilities.",
                     f"Its ECE is {points(best.value or 0.0)} percentage points, that of the posterior {points(own)}.",
                 )
             else:
-                yield _Step(
+                yield Step(
                     rank,
                     own,
                     "Recalibrate: tune on validation data that are like the test data.",
@@ -231,14 +221,39 @@ class _Steps:
                 if rank is Rank.POOR
                 else "Use conformal intervals where a stated coverage has to hold."
             )
-            yield _Step(rank, abs((coverage.value or 0.0) - 0.95), words, self.points["calibration"].words)
+            yield Step(rank, abs((coverage.value or 0.0) - 0.95), words, self.points["calibration"].words)
+        bias = bias_of_one(quality.numbers) if quality.numbers is not None else ""
+        if rank is None and bias:
+            yield Step(
+                Rank.GAIN,
+                0.5,
+                "Correct the mean: subtract the mean error of the validation data from the predictions.",
+                f"{bias[0].upper()}{bias[1:]}.",
+            )
 
-    def _about_sets(self) -> Iterator[_Step]:
+    def _about_threshold(self) -> Iterator[Step]:
+        """Where a rare class is decided at the default threshold, and many of it are missed."""
+        two = None if self.record.quality is None else self.record.quality.two_classes
+        if two is None or two.sensitivity is None or (two.prevalence.value or 1.0) > RARE_PREVALENCE:
+            return
+        count, missed = two.true_positives + two.false_negatives, two.false_negatives
+        if (two.sensitivity.high or 1.0) < MISSED and two.threshold == DEFAULT_THRESHOLD:
+            yield Step(
+                Rank.MIXED,
+                1 - (two.sensitivity.value or 0.0),
+                f"Choose the threshold for `{two.positive}` by what a miss and a false alarm cost; "
+                f"{number(two.threshold)} is a default.",
+                f"At {number(two.threshold)}, {missed:,} of {count:,} `{two.positive}` are missed, and "
+                f"{two.false_positives:,} of {two.false_positives + two.true_negatives:,} `{two.negative}` are called "
+                f"`{two.positive}`.",
+            )
+
+    def _about_sets(self) -> Iterator[Step]:
         for row in self.record.conformal.rows if self.record.conformal else ():
             value, least = row.coverage.value, row.chance_low
             if value is not None and least is not None and value < least:
                 kind = "sets" if row.sets is not None else "intervals"
-                yield _Step(
+                yield Step(
                     Rank.MIXED,
                     row.level - value,
                     f"Find out why test and validation data differ before you rely on the {percent(row.level)} {kind}.",
@@ -246,7 +261,7 @@ class _Steps:
                     f"least {percent(least)} is to be expected.",
                 )
 
-    def _about_errors(self) -> Iterator[_Step]:
+    def _about_errors(self) -> Iterator[Step]:
         found = self.record.deferral
         if found is None:
             return
@@ -260,12 +275,12 @@ class _Steps:
             name = "error rate" if found.is_rate else "RMSE"
             shown = [percent(v) if found.is_rate else quantity(v, self.record.unit) for v in (before, after)]
             words = f"Defer the most uncertain {found.answers} to a person; the deferral table has the thresholds."
-            if self.record.verdict.is_poor or self._recalibrates:
+            if self._changes:
                 words = (
-                    f"Defer the most uncertain {found.answers} to a person, by thresholds from an audit that is "
-                    "repeated after the steps above: those of the deferral table are for the network as it is now."
+                    f"Defer the most uncertain {found.answers} to a person. Take the thresholds from an audit that is "
+                    "repeated after the steps above; those of the deferral table are for the network as it is now."
                 )
-            yield _Step(
+            yield Step(
                 Rank.GAIN,
                 gain,
                 words,
@@ -273,7 +288,7 @@ class _Steps:
                 f"falls from {shown[0]} to {shown[1]}.",
             )
 
-    def _about_novelty(self) -> Iterator[_Step]:
+    def _about_novelty(self) -> Iterator[Step]:
         rank, found = self._rank("novelty"), self.record.novelty
         if found is not None and found.detectors:
             usual = found.choice.usual if found.choice else "novelty"
@@ -282,7 +297,7 @@ class _Steps:
             apart = 0.0 if own is None else (best.auroc.value or 0.0) - (own.auroc.value or 0.0)
             beaten = found.choice is not None and found.choice.recommended != usual
             if own is not None and (apart > self.rules.beaten or (beaten and apart > 0)):
-                yield _Step(
+                yield Step(
                     rank or Rank.GAIN,
                     apart,
                     f"Use {best.label} to detect inputs like the out-of-distribution data given.",
@@ -290,7 +305,7 @@ class _Steps:
                 )
             elif rank is not None:
                 poor = rank is Rank.POOR
-                yield _Step(
+                yield Step(
                     rank,
                     1 - (best.auroc.value or 0.0),
                     "Do not rely on novelty for inputs like the out-of-distribution data given: no detector finds "
@@ -298,30 +313,25 @@ class _Steps:
                     f"The best detector has an AUROC of {area(best.auroc.value)} ({best.label}).",
                 )
         if self.record.data.ood is None and self.record.data.test is not None:
-            yield _Step(
+            yield Step(
                 Rank.GAIN,
                 0.0,
                 "Pass inputs as they may occur after deployment but not in training (ood=…), to measure detection.",
                 "No out-of-distribution inputs were given.",
             )
 
-    def _about_groups(self) -> Iterator[_Step]:
-        """One line for what differs between the groups of a grouping, and one for how often they are deferred."""
-        found = self.record.groups
-        for one in found.groupings if found else ():
-            hits: dict[str, list[tuple[Group, GroupDifference]]] = {}
-            for group in one.groups:
-                for apart in group.differences:
-                    if apart.significant and apart.difference.value is not None:
-                        hits.setdefault(apart.quantity, []).append((group, apart))
-            for rows in hits.values():
-                rows.sort(key=lambda row: -abs(row[1].difference.value or 0.0))
-            for deferred in (False, True):
-                some = {name: rows for name, rows in hits.items() if ("deferred" in name) is deferred}
-                if some:
-                    yield _group_step(one, some, deferred)
+    @property
+    def _enough(self) -> str:
+        """What is enough for predictions where uncertain weights gain nothing: recalibration only where it helped."""
+        metric, quality = self.judge.metric("nll"), self.record.quality
+        label = "" if quality is None or quality.baseline is None else quality.baseline.label
+        if metric is None or metric.recalibrated is None or metric.plain is None:
+            return f"the plain network after {label} is enough on this evidence"
+        if (metric.recalibrated.value or 0.0) < (metric.plain.value or 0.0):
+            return f"the plain network after {label} is enough on this evidence"
+        return f"the plain network is enough on this evidence; {label} did not improve it"
 
-    def _about_weights(self) -> Iterator[_Step]:
+    def _about_weights(self) -> Iterator[Step]:
         quality, metric = self.record.quality, self.judge.metric("nll")
         gain = None if metric is None else metric.gain
         if quality is None or quality.baseline is None or gain is None:
@@ -333,46 +343,21 @@ class _Steps:
             return  # neither should be used before the class is corrected; or that is said above
         if is_negligible(gain, self.rules.negligible):
             small = max(abs(gain.low), abs(gain.high)) <= self.rules.negligible * NEAR
-            yield _Step(
+            more = "" if small else " More test inputs may show a gain of uncertain weights."
+            yield Step(
                 Rank.GAIN,
                 0.01,
-                f"For {self._answers} alone the plain network after {quality.baseline.label} is enough; the posterior "
-                "adds novelty, layers and intervals."
-                if small
-                else f"If you need {self._answers} only: uncertain weights showed no significant gain over the plain "
-                f"network after {quality.baseline.label}; more test inputs may show one.",
-                f"No significant difference in log loss ({size}).",
+                f"If you need only {self._answers}, {self._enough}.{more} The posterior adds novelty, layers and "
+                "intervals.",
+                f"Uncertain weights make no significant difference to the log loss ({size}).",
             )
         elif gain.value > 0:
-            yield _Step(
+            yield Step(
                 Rank.MIXED,
                 gain.value,
                 f"For {self._answers} take the plain network after {quality.baseline.label}.",
                 f"The log loss of the posterior is higher ({size}).",
             )
-
-
-def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference]]], deferred: bool) -> _Step:
-    words = (
-        f"Check whether it is acceptable that groups of `{one.name}` are deferred more or less often than others."
-        if deferred
-        else f"Find out why groups of `{one.name}` differ: look at their inputs and labels, or collect more of them."
-    )
-    because = " ".join(_beside_the_rest(name, rows) for name, rows in hits.items())
-    largest = max(abs(rows[0][1].difference.value or 0.0) for rows in hits.values())
-    return _Step(Rank.GAIN if deferred else Rank.MIXED, min(largest, 0.99), words, because)
-
-
-def _beside_the_rest(name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> str:
-    shown = [
-        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` (p = {p_value(d.p)})"
-        if d.is_share
-        else f"{'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)} for `{group.name}` "
-        f"(p = {p_value(d.p)})"
-        for group, d in rows[:GROUPED]
-    ]
-    more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""
-    return f"{name[0].upper()}{name[1:]}, compared with the rest: {', '.join(shown)}{more}."
 
 
 def side_of(row: ClassCalibration) -> float:

@@ -124,8 +124,8 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
     if furthest > 0:
         share = row.bayesian
         yield (
-            f"The Bayesian {percent(row.level)} intervals contain {percent(share.value)} of {share.count:,} true "
-            f"values, significantly {'more' if (share.value or 0.0) > row.level else 'fewer'} than "
+            f"The Bayesian {percent(row.level)} prediction intervals contain {percent(share.value)} of {share.count:,} "
+            f"true values, significantly {'more' if (share.value or 0.0) > row.level else 'fewer'} than "
             f"{percent(row.level)} (corrected for the number of levels)."
         )
     elif not histogram.outside:
@@ -134,8 +134,7 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
         yield (
             "All bars of the histogram of F(true value) are within the band that is expected by chance, and no level's "
             f"coverage is off significantly. The one that is off most is {percent(nearest.level)}: "
-            f"{percent(most.value)}, with an interval of {percent(most.low)} to {percent(most.high)} that is corrected "
-            "for the number of levels."
+            f"{percent(most.value)} (simultaneous 95% confidence interval {percent(most.low)} to {percent(most.high)})."
         )
         if (far := found.pit.distance) is not None and far.value is not None and (far.low or 0.0) > 0:
             yield (

@@ -12,10 +12,13 @@ from whence.auditing.data import Examples
 from whence.engine.batches import Inputs, as_source, from_numpy, inputs_of, is_pair, map_tensors, split_batch
 from whence.engine.content import row_hashes
 from whence.errors import WhenceError, notice
+from whence.numerals import percent
+from whence.report.record.audit import Data
 from whence.report.record.verdict import Overlap
 
 FACTOR = 6364136223846793005  # odd, so that no hash is lost; products wrap
 MOST = 100_000  # training inputs that are compared
+NOT_LOOKED_FOR = "Near copies, and inputs of the same patient, site or session, were not looked for."
 
 
 def overlap(train: Any, test: Examples | None, validation: Examples | None, most: int = MOST) -> Overlap | None:
@@ -82,3 +85,55 @@ def _batches(train: Any) -> Iterator[tuple[Inputs, Tensor | None]]:
     for batch in [source] if is_pair(source) or isinstance(source, Mapping) else source:
         inputs, targets = split_batch(batch, 0) if is_pair(batch) else (inputs_of(batch), None)
         yield from_numpy(inputs), targets if isinstance(targets := from_numpy(targets), Tensor) else None
+
+
+# Words
+
+
+def among(count: int, whole: int, what: str) -> str:
+    """As the subject of a sentence: "1 of 230 test inputs (0.43%) is", "12 of 230 test inputs (5.2%) are"."""
+    return f"{_some(count, whole, what)} {'is' if count == 1 else 'are'}"
+
+
+def _some(count: int, whole: int, what: str) -> str:
+    return f"{count:,} of {whole:,} {what} ({percent(count / whole)})"
+
+
+def shared_in_words(data: Data) -> str:
+    """Which inputs are in two sets, without a full stop; empty if none is."""
+    found, tests = data.overlap, data.test.inputs if data.test is not None else 0
+    if found is None:
+        return ""
+    sets = ((found.test, data.test, "test inputs"), (found.validation, data.validation, "validation inputs"))
+    known = [(count, one.inputs, what) for count, one, what in sets if count and one is not None]
+    words = []
+    if known:
+        several = len(known) > 1 or known[0][0] > 1
+        listed = " and ".join(_some(*one) for one in known)
+        words.append(f"{listed} {'are' if several else 'is'} in the training data")
+    if found.between and tests:
+        words.append(f"{among(found.between, tests, 'test inputs')} in the validation data")
+    return ", and ".join(words)
+
+
+def copies_in_words(data: Data, found: Overlap) -> Iterator[str]:
+    """What was compared, and which inputs are in more than one set."""
+    tests, held = (0 if one is None else one.inputs for one in (data.test, data.validation))
+    every = data.train is not None and data.train.inputs == found.checked
+    training = f"the {found.checked:,} training inputs{'' if every else ' that were compared'}"
+    if found.test:
+        same = found.same_target
+        targets = f", {same:,} of them with the same target" if same is not None and same < found.test else ""
+        yield f"{among(found.test, tests, 'test inputs')} also in the training data{targets}."
+    elif tests:
+        more = f" or the {held:,} validation inputs" if held and found.between == 0 else ""
+        yield f"None of the {tests:,} test inputs occurs among {training}{more}."
+    if held and found.validation:
+        yield f"{among(found.validation, held, 'validation inputs')} also in the training data."
+    elif held and found.validation == 0:
+        yield f"None of the {held:,} validation inputs occurs among {training}."
+    if found.between:
+        yield (
+            f"{among(found.between, tests, 'test inputs')} also in the validation data, on which the prior and the "
+            "thresholds were chosen."
+        )

@@ -22,6 +22,7 @@ from whence.auditing.grouping import read_groups
 from whence.auditing.groups import groups as group_tables
 from whence.auditing.input_scores import input_scores
 from whence.auditing.inputs import inputs as shown_inputs
+from whence.auditing.limits import limits
 from whence.auditing.novelty import novelty
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
@@ -364,4 +365,5 @@ def _not_covered(context: Context) -> list[str]:
         *([context.note] if context.note else []),
         *found,
         "Uncertainty about the architecture, the training procedure and the data themselves is not covered.",
+        *limits(context.has("validation"), context.has("ood")),
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence.auditing import calibration
+from whence.auditing import calibration, rules_in_words
 from whence.auditing.calibration import significant_sign, tone_of
-from whence.numerals import area, number, percent, percent_in_words, points, with_interval
+from whence.auditing.overlap import NOT_LOOKED_FOR, copies_in_words, shared_in_words
+from whence.numerals import area, number, percent, percent_in_words, with_interval
 from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.labels import ClassCalibration
@@ -43,6 +44,15 @@ class Judge:
         return explained is not None and explained < LITTLE
 
     @property
+    def same_as_plain(self) -> bool:
+        """Whether the log loss shows that uncertain weights change next to nothing."""
+        metric = self.metric("nll")
+        apart = None if metric is None else metric.difference
+        if apart is None or apart.low is None or apart.high is None:
+            return False
+        return max(abs(apart.low), abs(apart.high)) < self.rules.negligible
+
+    @property
     def beaten_by_one_class(self) -> bool:
         """Whether the network is right significantly less often than its most frequent class."""
         guess, accuracy = None if self.record.quality is None else self.record.quality.guessing, self.value("accuracy")
@@ -59,17 +69,9 @@ class Judge:
         return own is not None and graded(own.auroc, self.rules.novelty_good, self.rules.novelty_poor) == "good"
 
     @property
-    def shared_inputs(self) -> str | None:
-        """How many inputs of the test and validation data are in the training data, in words."""
-        data = self.record.data
-        found, sets = data.overlap, {"test": data.test, "validation": data.validation}
-        counts = {"test": found.test, "validation": found.validation} if found else {}
-        said = [
-            f"{counts[name]:,} of its {one.inputs:,} {name} inputs"
-            for name, one in sets.items()
-            if one and counts.get(name)
-        ]
-        return " and ".join(said) or None
+    def copies(self) -> str:
+        """Which inputs are in two sets, in words; empty if none is."""
+        return shared_in_words(self.record.data)
 
     @property
     def _least_recalled(self) -> tuple[str, Estimate] | None:
@@ -91,16 +93,34 @@ class Judge:
         two = None if self.record.quality is None else self.record.quality.two_classes
         if two is None or two.sensitivity is None or two.precision is None or (two.prevalence.value or 1.0) > RARE:
             return ""
+        true, said = two.true_positives + two.false_negatives, two.true_positives + two.false_positives
         return (
-            f" It finds {percent(two.sensitivity.value)} of `{two.positive}` ({percent(two.prevalence.value)} of the "
-            f"inputs); where it answers that, it is right in {percent(two.precision.value)} of the cases."
+            f"It finds {two.true_positives:,} of the {true:,} `{two.positive}` ({percent(two.sensitivity.value)}). Of "
+            f"the {said:,} inputs it calls `{two.positive}`, {percent(two.precision.value)} are `{two.positive}`."
         )
 
     @property
     def worst_class(self) -> str:
         """The class that is recognised least often, in words; empty if none is far below the accuracy."""
         found = self._least_recalled
-        return "" if found is None else f" (of class `{found[0]}` {percent(found[1].value)})"
+        return "" if found is None or self.rare_class else f" (of class `{found[0]}` {percent(found[1].value)})"
+
+    @property
+    def beside_the_largest(self) -> str:
+        """Of pixels or tokens most of which have one class: the mean IoU, and the accuracy of the others, in words."""
+        quality, elements = self.record.quality, self.record.data.elements
+        guess, rows = (None, ()) if quality is None else (quality.guessing, quality.classes or ())
+        ious = [row.iou.value for row in rows if row.iou is not None and row.iou.value is not None]
+        if elements is None or guess is None or (guess.accuracy or 0.0) <= 0.5 or not ious:
+            return ""
+        others = [(row.count, row.recall.value) for row in rows if row.count and row.recall and row.name != guess.name]
+        right, count = sum(n * (share or 0.0) for n, share in others), sum(n for n, _ in others)
+        if not count:
+            return ""
+        return (
+            f"The mean IoU of its {len(ious):,} classes is {number(sum(ious) / len(ious), 2)}; of the {count:,} "
+            f"{elements} that are not `{guess.name}`, {percent(right / count)} are classified correctly."
+        )
 
     # The data and the network
 
@@ -113,27 +133,8 @@ class Judge:
         part, between = found.test / test.inputs, (found.between or 0) / test.inputs
         held = found.validation / data.validation.inputs if found.validation and data.validation else 0.0
         tone = tone_of(max(part, between, held), rules.duplicates_mixed, rules.duplicates_poor)
-        words = f"{found.test:,} of {test.inputs:,} test inputs ({percent(part)}) also occur in the training data"
-        if found.test and found.same_target is not None and found.same_target < found.test:
-            words += f", {found.same_target:,} of them with the same target"
-        if not found.test:
-            every = data.train is not None and data.train.inputs == found.checked
-            compared = "" if every else " that were compared"
-            words = (
-                f"None of the {test.inputs:,} test inputs occurs among the {found.checked:,} training inputs{compared}"
-            )
-        words += "."
-        if held and data.validation:
-            words += f" Of {data.validation.inputs:,} validation inputs {found.validation:,} ({percent(held)}) do."
-        if between:
-            some = "1 test input is" if found.between == 1 else f"{found.between:,} test inputs are"
-            words += f" {some} in the validation data, on which the prior and the thresholds were chosen."
-        rule = (
-            f"Good up to {percent(rules.duplicates_mixed)} of the test or validation inputs, poor above "
-            f"{percent(rules.duplicates_poor)}. Inputs are compared by content, whatever their targets; near copies "
-            "are not found."
-        )
-        return Point("Independent test data", words, tone, "independence", rule)
+        words = [*copies_in_words(data, found), NOT_LOOKED_FOR]
+        return Point.about("independence", " ".join(words), tone, rules_in_words.independence(rules))
 
     def guessing(self) -> Point | None:
         """Whether the network is better than guessing by frequencies."""
@@ -141,26 +142,24 @@ class Judge:
         if guess is None or not guess.nll or guess.difference.low is None or guess.difference.high is None:
             return None
         apart, accuracy, rules = guess.difference, self.value("accuracy"), self.rules
-        saved, most, least = -(apart.value or 0.0), -guess.difference.low, -guess.difference.high
-        scale = abs(guess.nll) or 1.0
-        worse = self.beaten_by_one_class or most < rules.skill_poor * scale
+        most, least = -guess.difference.low, -guess.difference.high
+        worse = self.beaten_by_one_class or most < rules.skill_poor * abs(guess.nll)
         tone: Tone = "poor" if worse else "good" if least > 0 else "mixed"
-        ends = (least, most) if saved > 0 else (-most, -least)
-        apart_words = with_interval(abs(saved), *ends, "nats").replace(", 95%", " (95%")
-        words = f"The log loss is {'lower' if saved > 0 else 'higher'} than that of {guess.words}, by {apart_words})."
+        words, start = "", "The log loss"
         if guess.accuracy is not None and accuracy is not None and accuracy.value is not None:
-            words += (
-                f" Always answering `{guess.name}` would be right for {percent(guess.accuracy)} of the "
-                f"{self.record.data.elements or 'inputs'}; the network is right for {percent(accuracy.value)}"
-                f"{_unclear(guess.accuracy, accuracy)}."
+            words, start = (
+                f"The network is right for {percent(accuracy.value)} of the {self.record.data.elements or 'inputs'}"
+                f"{_span(accuracy)}; always answering `{guess.name}` would be right for {percent(guess.accuracy)}"
+                f"{_unclear(guess.accuracy, accuracy)}. ",
+                "Its log loss",
             )
-        rule = (
-            "Good if the log loss is significantly lower; poor if even the favourable end of the interval is less than "
-            f"{percent(rules.skill_poor)} of the log loss of guessing"
+        side = {-1: "lower than", 1: "higher than", 0: "not significantly different from"}[significant_sign(apart)]
+        size = with_interval(apart.value or 0.0, guess.difference.low, guess.difference.high, "nats", signed=True)
+        words += (
+            f"{start} is {side} that of {guess.words}, which the network did not have: "
+            f"{number(guess.nll + (apart.value or 0.0))} against {number(guess.nll)} nats (difference {size})."
         )
-        answers = ", or if always answering the most frequent class is right significantly more often"
-        rule += f"{'' if guess.accuracy is None else answers}."
-        return Point("Better than guessing", words, tone, "guessing", rule)
+        return Point.about("guessing", words, tone, rules_in_words.guessing(rules, guess.accuracy is not None))
 
     def generalisation(self) -> Point | None:
         """Whether training accuracy carries over to test data; of the plain network, as the training accuracy is."""
@@ -171,14 +170,11 @@ class Judge:
         least = training.accuracy - accuracy.high
         whose = " of the plain network" if row is not None and row.plain != row.bayesian else ""
         words = (
-            f"Accuracy{whose} is {percent(training.accuracy)} on the training data and {percent(accuracy.value)} on "
-            "the test data."
+            f"Accuracy{whose} is {percent(training.accuracy)} on the training data and {percent(accuracy.value)}"
+            f"{_span(accuracy)} on the test data."
         )
-        rule = (
-            f"By the difference from the upper end of the test accuracy's interval ({percent(accuracy.high)}): good up "
-            f"to {points(rules.gap_mixed)} percentage points, poor above {points(rules.gap_poor)}."
-        )
-        return Point("Generalises", words, tone_of(least, rules.gap_mixed, rules.gap_poor), "generalisation", rule)
+        rule = rules_in_words.generalisation(rules, accuracy.high)
+        return Point.about("generalisation", words, tone_of(least, rules.gap_mixed, rules.gap_poor), rule)
 
     def classes(self) -> Point | None:
         """Whether every class is recognised at all; not of labels, of which a threshold decides how many are found."""
@@ -193,13 +189,16 @@ class Judge:
             key=lambda pair: pair[1].value or 0.0,
         )
         least = min(known, key=lambda pair: pair[1].value or 0.0)
-        words = f"The class recognised least often is {_recalled(*least)}."
+        words = f"The class recognised least often is {self._recalled(*least)}."
         if missed:
-            some = "; ".join(_recalled(*pair) for pair in missed[:NAMED])
+            some = "; ".join(self._recalled(*pair) for pair in missed[:NAMED])
             more = f" and {len(missed) - NAMED:,} more" if len(missed) > NAMED else ""
             words = f"Hardly ever recognised: {some}{more}."
-        rule = f"Mixed if the 95% interval of a class's recall ends below {percent(rules.recall_mixed)}."
-        return Point("Recognises every class", words, "mixed" if missed else "good", "classes", rule)
+        return Point.about("classes", words, "mixed" if missed else "good", rules_in_words.classes(rules.recall_mixed))
+
+    def _recalled(self, row: ClassCalibration, recall: Estimate) -> str:
+        share = f"{percent(recall.value)} of {row.count:,} {self.record.data.elements or 'inputs'}"
+        return f"`{row.name}` ({share}{_span(recall, ', ')})"
 
     def calibration(self) -> Point | None:
         if (ece := self.metric("ece")) is not None:
@@ -219,18 +218,15 @@ class Judge:
             return None
         beside = "the plain network" if baseline is None else f"the plain network after {baseline.label}"
         size = with_interval(difference.value, difference.low, difference.high, "nats", signed=True)
-        label, rule = (
-            "Gain from uncertain weights",
-            f"By the paired difference; less than {number(self.rules.negligible)} nats counts as none.",
-        )
+        rule = rules_in_words.gain(self.rules)
         if is_negligible(difference, self.rules.negligible):
             words = f"No significant change in log loss compared with {beside} ({size})."
             if max(abs(difference.low), abs(difference.high)) < SAME:
                 words = f"None: predictions are those of {beside}, because tuning chose a very strong prior."
-            return Point(label, words, "note", "gain", rule)
+            return Point.about("gain", words, "note", rule)
         better = difference.value < 0
         words = f"The log loss is {'lower' if better else 'higher'} than that of {beside} ({size})."
-        return Point(label, words, "good" if better else "mixed", "gain", rule)
+        return Point.about("gain", words, "good" if better else "mixed", rule)
 
     def errors(self) -> Point | None:
         auroc = self.value("error_auroc")
@@ -242,20 +238,15 @@ class Judge:
         what = self.record.data.elements or "answers"
         words = f"Its uncertainty ranks wrong {what} above correct ones with an AUROC of {area(auroc.value)}"
         if implied is not None:
-            words += f"; its stated confidences imply {area(implied)}"
+            words += f"; {area(implied)} would be expected if its stated confidences were correct"
             if tone == "mixed" and (auroc.value or 0.0) >= poor and (auroc.high or 0.0) >= implied:
                 tone = "good"
         deferral = self.record.deferral
         more = f" {deferral.words[0]}" if deferral and deferral.words else ""
-        rule = (
-            f"{_auroc_rule(good, poor)} From {number(poor)} it is also good if it is not significantly below what the "
-            "stated confidences imply: some problems have errors that nobody can foresee."
-        )
-        return Point("Knows its errors", f"{words}.{more}", tone, "errors", rule)
+        return Point.about("errors", f"{words}.{more}", tone, rules_in_words.errors(self.rules))
 
     def novelty(self) -> Point | None:
-        label, found, rules = "Notices what is new", self.record.novelty, self.rules
-        rule = _auroc_rule(rules.novelty_good, rules.novelty_poor)
+        found, rules = self.record.novelty, self.rules
         if found and found.detectors:
             detectors = {one.name: one for one in found.detectors}
             choice = found.choice
@@ -272,11 +263,7 @@ class Judge:
             if beaten or (best.auroc.value or 0.0) > (own.auroc.value or 0.0) + rules.beaten:
                 words += f" Another detector does better on them: {best.label}, {area(best.auroc.value)}."
                 tone = "mixed" if tone == "good" else tone
-            rule += (
-                f" At most mixed if another detector is better by more than {number(rules.beaten)}, or if one without "
-                "novelty by layer is significantly better."
-            )
-            return Point(label, words, tone, "novelty", rule)
+            return Point.about("novelty", words, tone, rules_in_words.novelty(rules, detectors=True))
         auroc = self.value("ood_auroc")
         if auroc is None:
             return None
@@ -284,7 +271,8 @@ class Judge:
             f"Uncertainty detects the {self._novel} out-of-distribution inputs given with an AUROC of "
             f"{area(auroc.value)}."
         )
-        return Point(label, words, graded(auroc, rules.novelty_good, rules.novelty_poor), "novelty", rule)
+        tone = graded(auroc, rules.novelty_good, rules.novelty_poor)
+        return Point.about("novelty", words, tone, rules_in_words.novelty(rules, detectors=False))
 
     @property
     def _novel(self) -> str:
@@ -298,26 +286,33 @@ class Judge:
             return None
         if not found.comparisons:
             words = f"No group has the {found.fewest} inputs that a comparison needs."
-            return Point("Subgroups", words, "unknown", "groups")
+            return Point.about("groups", words, "unknown", rules_in_words.GROUPS)
         every = [d for one in found.groupings for group in one.groups for d in group.differences if d.significant]
         words = " ".join(found.words[: 2 if every else 1])
         worse = any("deferred" not in d.quantity for d in every)  # deferring some more often is no error
-        rule = "Mixed if groups differ in more than how often they are deferred, else a note; it decides nothing."
-        return Point("Subgroups", words, "mixed" if worse else "note", "groups", rule)
+        return Point.about("groups", words, "mixed" if worse else "note", rules_in_words.GROUPS)
 
     def prior(self) -> Point | None:
-        label, profile = "Prior and data", self.record.profile
+        profile = self.record.profile
         if profile is None:
             return None
         explained = profile.views[0].explained[0]
         if profile.note:
-            return Point(label, profile.note, "note", "prior")
+            return Point.about("prior", profile.note, "note", rules_in_words.ALWAYS_A_NOTE)
         if explained is None:
             return None
         words = f"Training reduced the prior variance of the outputs by {percent_in_words(explained, 0)}."
         if explained < LITTLE:
             words = f"Training reduced the prior variance by only {percent(explained, 0)}, so shares follow the prior."
-        return Point(label, words, "note", "prior")
+        return Point.about("prior", words, "note", rules_in_words.ALWAYS_A_NOTE)
+
+
+def _span(found: Estimate, before: str = " (") -> str:
+    """The 95% interval, behind a value; empty without one."""
+    if found.low is None or found.high is None:
+        return ""
+    ends = f"{percent(found.low)} to {percent(found.high)}"
+    return f"{before}95% interval {ends}{')' if '(' in before else ''}"
 
 
 def _unclear(share: float, accuracy: Estimate) -> str:
@@ -325,10 +320,6 @@ def _unclear(share: float, accuracy: Estimate) -> str:
     if accuracy.low is None or accuracy.high is None or not accuracy.low <= share <= accuracy.high:
         return ""
     return "" if share == accuracy.value else ": no significant difference"
-
-
-def _recalled(row: ClassCalibration, recall: Estimate) -> str:
-    return f"`{row.name}` ({percent(recall.value)} of {row.count:,})"
 
 
 def _capital(text: str) -> str:
@@ -345,13 +336,6 @@ def graded(found: Estimate, good: float, poor: float) -> Tone:
     if value >= good and (found.low is None or found.low >= poor):
         return "good"
     return "poor" if value < poor and (found.high is None or found.high < poor) else "mixed"
-
-
-def _auroc_rule(good: float, poor: float) -> str:
-    return (
-        f"Good from an AUROC of {number(good)} whose 95% interval starts at or above {number(poor)}; poor if the "
-        f"interval ends below {number(poor)}."
-    )
 
 
 def is_negligible(found: Estimate, negligible: float) -> bool:

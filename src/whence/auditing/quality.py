@@ -21,7 +21,7 @@ from whence.auditing.scores import (
     sorted_values,
 )
 from whence.auditing.tasks import Numbers
-from whence.numerals import number, percent, with_interval
+from whence.numerals import number, percent, points, with_interval
 from whence.report.record.audit import Baseline, Metric, Quality, Uncertainties
 from whence.report.record.common import Estimate, PlainAndBayesian
 from whence.report.record.common import Numbers as Values
@@ -119,7 +119,13 @@ def _words(section: Quality) -> Iterator[str]:
     if section.confidence is None or apart is None or accuracy is None or accuracy.bayesian is None:
         return
     side = significant_sign(apart)
-    judged = f"it is {'over' if side > 0 else 'under'}confident" if side else "the difference is not significant"
+    near, far = sorted(abs(end or 0.0) for end in (apart.low, apart.high))
+    judged = "the difference is not significant"
+    if side:
+        judged = (
+            f"it is {'over' if side > 0 else 'under'}confident by {points(abs(apart.value or 0.0))} percentage points "
+            f"(95% interval {points(near)} to {points(far)})"
+        )
     yield (
         f"The mean confidence of the Bayesian network is {percent(section.confidence)}, its accuracy "
         f"{percent(accuracy.bayesian.value)}: {judged}."

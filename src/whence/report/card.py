@@ -169,7 +169,8 @@ def _threshold(row: DeferralRule) -> str:
 def _limitations(record: AuditRecord) -> str:
     poor = [f"{point.label}: {point.words}" for point in record.verdict.points if point.tone in ("poor", "mixed")]
     left = [f"Not part of the audit: {item.what} ({item.why.rstrip('.')})." for item in record.run.left_out]
-    lines = [*poor, *record.run.not_covered, *left, *record.run.notices]
+    missing = [f"Not judged. {line}" for line in record.verdict.not_judged or ()]
+    lines = [*poor, *missing, *record.run.not_covered, *left, *record.run.notices]
     stopped = record.run.interrupted
     lines += [f"The audit was interrupted during {stopped}."] if stopped else []
     known = "\n".join(f"- {' '.join(line.split())}" for line in lines)

@@ -146,6 +146,14 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class FrequentClass:
+    """The most frequent class among some inputs, and its share of them."""
+
+    name: str
+    share: Number
+
+
+@dataclass(frozen=True)
 class Reached:
     """Results of a threshold on test data, for answered and for deferred inputs."""
 
@@ -153,6 +161,7 @@ class Reached:
     error: Estimate | None
     deferred_error: Estimate | None
     change: Estimate | None = None  # error of the answered inputs minus that of all
+    frequent: FrequentClass | None = None  # among the answered inputs
 
 
 @dataclass(frozen=True)

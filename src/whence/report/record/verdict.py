@@ -30,6 +30,19 @@ JUDGED: tuple[PointKey, ...] = (
     "errors",
     "novelty",
 )
+LABELS: dict[PointKey, str] = {
+    "independence": "No copies in the test data",
+    "guessing": "Better than guessing",
+    "generalisation": "Generalises",
+    "classes": "Recognises every class",
+    "calibration": "Calibration",
+    "gain": "Gain from uncertain weights",
+    "errors": "Knows its errors",
+    "novelty": "Notices what is new",
+    "groups": "Subgroups",
+    "location": "Source of the uncertainty",
+    "prior": "Prior and data",
+}
 UNJUDGED = ("pit_good", "pit_poor", "recall_mixed")  # may be None: not judged, as in earlier versions
 
 RULES_VERSION = 3  # since 2 the distribution of F(true value) counts, and the answers of each class; since 3 recall
@@ -39,8 +52,8 @@ RULES_VERSION = 3  # since 2 the distribution of F(true value) counts, and the a
 class VerdictRules:
     """The thresholds of the verdict; ``docs/audit.md`` has the rules in words.
 
-    Each threshold is compared with the end of a 95% interval that is nearer to the other side, so that chance alone
-    rarely decides. The overall verdict is poor if any judged point is poor, good if all of them are good, else mixed.
+    A point with an interval is poor only if even the favourable end of the interval is, so that chance alone rarely
+    makes it so. The overall verdict is unknown if every judged point is, poor if any is, good if all are, else mixed.
     """
 
     version: int = RULES_VERSION  # of the rules, not of their thresholds
@@ -108,6 +121,11 @@ class Point:
     key: PointKey | None = None
     rule: Sentence | None = None
 
+    @classmethod
+    def about(cls, key: PointKey, words: str, tone: Tone, rule: str) -> Point:
+        """A point under its label."""
+        return cls(LABELS[key], words, tone, key, rule)
+
     @property
     def is_good(self) -> bool:
         return self.tone == "good"
@@ -125,6 +143,7 @@ class Verdict:
     tone: Tone
     points: tuple[Point, ...]
     rules: VerdictRules | None = None
+    not_judged: tuple[Sentence, ...] | None = None  # judged points that are missing, with the reason
 
     @property
     def is_poor(self) -> bool:

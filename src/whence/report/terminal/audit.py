@@ -75,8 +75,11 @@ def _verdict(record: AuditRecord) -> RenderableType:
     labels = [Text(f"{MARKS[point.tone]} {point.label}", style=STYLES[point.tone]) for point in found.points]
     points = facts([(label, point.words) for label, point in zip(labels, found.points, strict=True)])
     body: list[RenderableType] = [Text(lead), Text()] if lead and labels else [Text(lead)] if lead else []
+    missing = [Text(f"Not judged. {' '.join(found.not_judged)}", style="dim")] if found.not_judged else []
     title = Text(record.title, style="bold")
-    return Panel(Group(*body, points), title=title, subtitle=_subtitle(record), border_style=STYLES[found.tone])
+    return Panel(
+        Group(*body, points, *missing), title=title, subtitle=_subtitle(record), border_style=STYLES[found.tone]
+    )
 
 
 def _subtitle(record: AuditRecord) -> Text:
@@ -154,7 +157,11 @@ def _layers(rows: Sequence[Layer], words: Sequence[str], wide: bool) -> Renderab
         }
         add_row(table, *(cells[name] for name in columns))
     note = "share: of the output variance; prior: share before training; explained: reduction of the prior variance"
-    note += "; τ/10 … 10τ: its range under weaker and stronger priors" if ranged else ""
+    note += (
+        "; τ/10 … 10τ: its smallest and largest value under this prior, one ten times weaker and one ten times stronger"
+        if ranged
+        else ""
+    )
     return section("Source of the uncertainty", table, words, note if shared else "")
 
 
