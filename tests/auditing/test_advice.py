@@ -20,9 +20,8 @@ from tests.auditing.test_detection import ranked
 from tests.metrics.cases import rng
 from whence.auditing.answered import Answers
 from whence.auditing.calibration import _with_answers
-from whence.auditing.detection import _compared
+from whence.auditing.detection import _compared, flag_level
 from whence.auditing.label_tables import Labelled, by_class
-from whence.auditing.novelty import _level
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
 from whence.auditing.steps import NumberAnswers, label_steps
@@ -193,7 +192,7 @@ def test_the_slider_has_the_thresholds_of_the_rules() -> None:
 def test_a_p_value_can_reach_the_level_as_it_is_printed() -> None:
     for size in range(5, 400):
         least = 1 / (size + 1)
-        level = _level(size)
+        level = flag_level(size)
         assert level >= least and float(p_value(level)) >= min(least, level)
         assert level == 0.01 if size >= 99 else level < least * 1.1
         assert math.floor(level * (size + 1)) >= 1

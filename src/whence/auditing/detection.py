@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from whence.auditing.context import Context
 from whence.auditing.data import read_examples
-from whence.engine.batches import take
+from whence.engine.batches import Inputs, take
 from whence.errors import MissingExtra, NotDefined, notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc_difference
@@ -125,6 +126,14 @@ def _has_images(context: Context) -> bool:
 # Scores
 
 
+def flag_level(size: int) -> float:
+    """The p-value up to which an input is flagged: 1%, or the least that ``size`` reference inputs allow, rounded up to
+    two digits."""
+    least = 1 / (size + 1)
+    scale = 10.0 ** (1 - math.floor(math.log10(least)))
+    return max(0.01, math.ceil(least * scale) / scale)
+
+
 def _scores(context: Context, name: str, found: Novelty) -> Scores:
     """What the posterior says about the profiled inputs of a set."""
     scores = scores_of_novelty(found)
@@ -140,21 +149,55 @@ def _with_plain(context: Context, scores: Mapping[str, Scores]) -> dict[str, Com
 
     The combination needs the validation inputs, which other detectors score too.
     """
+    plain = plain_of(context)
+    if plain is None:
+        return {}
+    for name, found in scores.items():
+        found |= plain.detectors.scores(context.profiled[name].inputs)
+    together = {name: plain.combined(found) for name, found in scores.items()}
+    for name, both in together.items():
+        if both is not None:
+            scores[name]["combined"] = both.score
+    return {name: both for name, both in together.items() if both is not None}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The detectors of the plain network, and the scores of validation inputs by the parts of the combination."""
+
+    detectors: PlainDetectors
+    known: Scores | None
+
+    def combined(self, found: Mapping[str, Tensor]) -> Combined | None:
+        """All detectors together, from the scores of some inputs; None with fewer than two."""
+        if self.known is None or len([name for name in PARTS if name in self.known]) < 2:
+            return None
+        return combine(self.known, found)
+
+
+def plain_of(context: Context) -> Plain | None:
+    """Made once for all sections; None, with a Notice, where the network has no such detectors."""
+    return context.once("plain detectors", lambda: _made(context))
+
+
+def _made(context: Context) -> Plain | None:
     posterior = context.posterior.as_laplace("novelty")
-    plain = _plain(context, posterior)
+    detectors = _plain(context, posterior)
     try:
-        for name, found in scores.items():
-            found |= plain.scores(context.profiled[name].inputs)
-        known = _known(context, posterior, plain)
+        detectors.scores(take(context.profiled["test" if context.has("test") else "ood"].inputs, slice(0, 1)))
+        return Plain(detectors, _known(context, posterior, detectors))
     except NotDefined as error:
         notice(f"the detectors of the plain network were skipped: {error}")
-        return {}
-    if known is None or len([name for name in PARTS if name in known]) < 2:
-        return {}
-    together = {name: combine(known, found) for name, found in scores.items()}
-    for name, both in together.items():
-        scores[name]["combined"] = both.score
-    return together
+        return None
+
+
+def combined_p_values(context: Context, inputs: Inputs, found: Novelty) -> Tensor | None:
+    """P-values of the combination of detectors for some inputs [N] whose novelty is known; None without it."""
+    plain = plain_of(context)
+    if plain is None or plain.known is None:
+        return None
+    both = plain.combined({"novelty": found.score, **plain.detectors.scores(inputs)})
+    return None if both is None else both.p_value
 
 
 def _plain(context: Context, posterior: Laplace) -> PlainDetectors:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.auditing.context import LABELS, Context
-from whence.auditing.detection import detection
+from whence.auditing.detection import detection, flag_level
 from whence.errors import NotDefined
 from whence.metrics.proportions import share_of
 from whence.numerals import p_value, percent
@@ -32,7 +32,7 @@ def novelty(context: Context) -> Novelty:
     if reference is None:
         raise NotDefined("no validation data were given, relative to which novelty is measured.")
     context.need("test")
-    level = _level(reference.size)
+    level = flag_level(reference.size)
     sets = {name: found for name in ("test", "ood") if (found := _found(context, name)) is not None}
     layers = _quantiles(reference.names, reference.unexplained, None)
     described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
@@ -41,13 +41,6 @@ def novelty(context: Context) -> Novelty:
         described.append(replace(_set(name, found, level), flagged_combined=detected.flagged.get(name)))  # type: ignore[arg-type]
     words = tuple(_words(sets, level, reference.size, detected.flagged.get("ood")))
     return Novelty(reference.size, reference.names, level, tuple(described), detected.rows, words, detected.choice)
-
-
-def _level(size: int) -> float:
-    """1%, or the smallest p-value that ``size`` reference inputs allow, rounded up to two digits."""
-    least = 1 / (size + 1)
-    scale = 10.0 ** (1 - math.floor(math.log10(least)))
-    return max(0.01, math.ceil(least * scale) / scale)
 
 
 def _found(context: Context, name: str) -> Found | None:

@@ -23,6 +23,7 @@ from whence.auditing.groups import groups as group_tables
 from whence.auditing.input_scores import input_scores
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.novelty import novelty
+from whence.auditing.priors_used import priors_used
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
 from whence.auditing.results import Audit
@@ -341,6 +342,7 @@ def _run(context: Context, log: Progress) -> record.AuditRun:
             covered=covered,
             not_covered=not_covered,
             interrupted=log.interrupted,
+            priors=tuple(priors_used(context)),
         )
     )
 

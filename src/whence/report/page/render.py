@@ -17,7 +17,7 @@ from whence.errors import need
 from whence.report import formatting, uncertainty
 from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
-from whence.report.page.attributed import attributed_columns, attribution_picture, token_styles
+from whence.report.page.attributed import attributed_columns, attribution_picture, attribution_sum, token_styles
 from whence.report.page.charts import CRITERIA, FEWEST, drawn_bins, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
 from whence.report.page.explained import explained_text
@@ -108,6 +108,7 @@ def _environment() -> Any:
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
         "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
+        "attribution_sum": attribution_sum,
         "token_parts": token_styles, "caption": caption, "explained": explained_text, "capital": formatting.capital,
         "drawn": drawn_bins, "mean_iou": people.mean_iou,
     }  # fmt: skip

@@ -208,6 +208,7 @@ class ShownInput:
     maps: DenseMaps | None = None
     tokens: tuple[Token, ...] | None = None
     more_tokens: int | None = None  # that are not shown
+    combined_p_value: Number = None  # of novelty, by the combination of detectors; ``p_value`` is by layer
 
 
 @dataclass(frozen=True)
