@@ -20,7 +20,8 @@ from tests.auditing.test_detection import ranked
 from tests.metrics.cases import rng
 from whence.auditing.answered import Answers
 from whence.auditing.calibration import _with_answers
-from whence.auditing.detection import _compared, flag_level
+from whence.auditing.detection import flag_level
+from whence.auditing.detector_choice import compared
 from whence.auditing.label_tables import Labelled, by_class
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
@@ -200,9 +201,9 @@ def test_a_p_value_can_reach_the_level_as_it_is_printed() -> None:
 
 def test_detectors_without_a_mistake_are_not_ranked() -> None:
     rows, scores = ranked({"combined": 60.0, "energy": 50.0, "entropy": 0.5})
-    words = " ".join(_compared("combined", rows, scores, True).words)
+    words = " ".join(compared("combined", rows, scores, True).words)
     assert "2 detectors separate the two sets completely" in words and "0.000" not in words
-    assert "Recommended: the combination of detectors" in words
+    assert words.endswith("so the default, the combination of detectors, is kept and recommended.")
 
 
 def test_the_class_that_is_recognised_least_is_named() -> None:

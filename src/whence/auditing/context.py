@@ -27,7 +27,7 @@ from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.report.record.audit import Elements
 from whence.report.record.sections import Sensitivity
-from whence.report.record.verdict import Overlap
+from whence.report.record.verdict import Overlap, VerdictRules
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
 from whence.where.novelty import Reference, reference_given, reference_of
 from whence.where.novelty_prior import novelty_precision
@@ -76,6 +76,7 @@ class Context:
     score: ScoreName | None = None  # of conformal sets and intervals
     positive: int = 1  # of two classes
     decode: Callable[[list[int]], list[str]] | None = None  # ids of tokens to strings
+    rules: VerdictRules = field(default_factory=VerdictRules)
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property

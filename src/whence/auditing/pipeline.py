@@ -222,9 +222,10 @@ def audit(
             score=conformal_score,
             positive=task.positive_class(positive, classes, answer_count(posterior.likelihood, shape)),
             decode=decode,
+            rules=rules or VerdictRules(),
         )
         context, found = _sections(context, chosen, log)
-    whole = judged(_record(context, found, log, title), rules or VerdictRules())
+    whole = judged(_record(context, found, log, title), context.rules)
     return Audit(tracer.traced(whole, posterior), context.with_reference(), context.profile_posterior)
 
 

@@ -143,7 +143,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "what": "audit", "nested": True, "judged_points": JUDGED, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
         "sections": {key: title for key, title in text.audit_sections.items() if _is_shown(record, key)},
         "matrix": people.MATRIX,
-        "terms": _terms(record, text),
+        "terms": _terms(record, text), "detector_terms": text.detector_terms,
         "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
         "negative": icicle.negative_units(profile) if profile else {},
         "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,

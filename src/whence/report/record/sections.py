@@ -226,10 +226,12 @@ class LayerQuantiles:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of values between two edges."""
+    """Number of values between two edges; ``low`` and ``high`` are the ends of the shares that chance allows."""
 
     edges: Numbers
     counts: tuple[Count, ...]
+    low: Number = None
+    high: Number = None
 
 
 @dataclass(frozen=True)
