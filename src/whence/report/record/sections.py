@@ -25,13 +25,16 @@ from whence.report.record.dense import DenseMaps, Token
 @dataclass(frozen=True)
 class Shares:
     """A layer's share of the predictive variance; ``share_low`` and ``share_high`` are its extremes with
-    the prior precision divided by ten, unchanged, and times ten (test data)."""
+    the prior precision divided by ten, unchanged, and times ten (test data). ``share_error`` is the standard error of
+    a share that is estimated, by random directions of the outputs or by draws."""
 
     variance_share: Number
     prior_share: Number
     explained: Number
     share_low: float | None = None
     share_high: float | None = None
+    share_error: float | None = None
+    explained_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,8 @@ class Profile:
     negative: tuple[NegativeShare, ...]
     words: Sentences
     prior: str | None = None
+    outputs: int | None = None  # of one input, over which variances are summed
+    columns: int | None = None  # random directions of the outputs of an input that stand in for all of them
 
 
 @dataclass(frozen=True)
