@@ -253,7 +253,9 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     explained = [1 - s.variance / s.prior.clamp(min=TINY) for s in (own, other)]
     drop = torch.nan_to_num(explained[0] - explained[1], nan=-math.inf)
     most = int(drop.argmax())
-    place = "the same layers" if moved < SAME else "mostly the same layers" if moved < OTHER else "other layers"
+    place = "from the same layers"
+    if moved >= SAME:
+        place = "mostly from the same layers" if moved < OTHER else "from other layers"
     change = other.variance_share - own.variance_share
     at = int(change.abs().argmax())
     shares = [percent(float(one.variance_share[at]), 1) for one in (own, other)]
@@ -271,7 +273,7 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     )
     ratio = float(outside.total.mean() / inside.total.mean().clamp(min=TINY))
     words = (
-        f"It comes from {place}: {percent(moved, 0)} of the variance moves between layers.{largest} {falls}; the mean "
+        f"It comes {place}: {percent(moved, 0)} of the variance moves between layers.{largest} {falls}; the mean "
         "variance of "
         f"{len(outside.total):,} novel inputs is {number(ratio, 2)} times that of {len(inside.total):,} test inputs."
     )

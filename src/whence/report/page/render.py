@@ -14,7 +14,7 @@ import numpy as np
 
 from whence import numerals
 from whence.errors import need
-from whence.report import formatting, uncertainty
+from whence.report import formatting, notices, uncertainty
 from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
 from whence.report.page.attributed import attributed_columns, attribution_picture, attribution_sum, token_styles
@@ -107,6 +107,7 @@ def _environment() -> Any:
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
+        "notice": notices.in_words,
         "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
         "attribution_sum": attribution_sum,
         "token_parts": token_styles, "caption": caption, "explained": explained_text, "capital": formatting.capital,
@@ -117,8 +118,9 @@ def _environment() -> Any:
 
 def section_name(key: str) -> str:
     """The title of a section of an audit, for what was left out."""
-    found = _text().audit_sections.get(key)
-    return str(found[1]) if found else {"answers": "Answers to frequent questions"}.get(key, key)
+    text = _text()
+    found = text.audit_sections.get(key)
+    return str(found[1]) if found else str(text.other_sections.get(key, key))
 
 
 def _text() -> Any:
