@@ -76,7 +76,7 @@ def answers(context: Context) -> tuple[Answer, ...]:
     return tuple(
         Answer(
             one.question,
-            one.words + (all_of if _has_scores(one.numbers) else "") + ("" if same else _priors(one.numbers)),
+            one.words + (all_of if "whole" in one.numbers else "") + ("" if same else _priors(one.numbers)),
             one.numbers,
         )
         for one in found.items

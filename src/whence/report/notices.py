@@ -20,11 +20,6 @@ KNOWN = (
         "The shares of groups of weights were estimated from {0} random directions of the outputs for each input too.",
     ),
     (
-        r"novelty uses (\d+) random columns for each input instead of all ([\d,]+) outputs",
-        "Novelty was measured along {0} random directions of the outputs, the same for all inputs, in place of all {1} "
-        "outputs; its p-values stay valid.",
-    ),
-    (
         r"the detectors of the plain network were skipped: (.*)",
         "Detectors of novel inputs that use the plain network alone (energy, distances between features) were not "
         "computed: {0}",

@@ -257,14 +257,10 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     if moved >= SAME:
         place = "mostly from the same layers" if moved < OTHER else "from other layers"
     change = other.variance_share - own.variance_share
-    at = int(change.abs().argmax())
+    at = int(change.argmax())
     shares = [percent(float(one.variance_share[at]), 1) for one in (own, other)]
-    largest = (
-        ""
-        if moved < SAME
-        else f" The share of layer `{inside.names[at]}` changes most: it {'rises' if change[at] > 0 else 'falls'} from "
-        f"{shares[0]} to {shares[1]}."
-    )
+    rises = f" The share of layer `{inside.names[at]}` rises most, from {shares[0]} to {shares[1]}."
+    largest = rises if moved >= SAME else ""
     falls = (
         f"The part of the prior variance that training explains falls most in layer `{inside.names[most]}`, from "
         f"{percent(float(explained[0][most]), 0)} to {percent(float(explained[1][most]), 0)}"
