@@ -31,9 +31,13 @@ def number(value: Any, digits: int = 3) -> str:
     return minus(_trimmed(f"{rounded:,.{max(0, digits - 1 - _magnitude(size))}f}"))
 
 
-def fixed(value: Any, places: int = 2) -> str:
-    """A number with a fixed number of decimals, for columns of numbers of one size."""
-    return minus(f"{value:,.{places}f}") if is_number(value) else NONE
+def fixed(value: Any, places: int = 2, signed: bool = False) -> str:
+    """A number with a fixed number of decimals, for columns of numbers of one size; zero has no sign."""
+    if not is_number(value):
+        return NONE
+    if round(value, places) == 0:
+        return f"{0.0:.{places}f}"
+    return minus(f"{value:{'+' if signed else ''},.{places}f}")
 
 
 def percent(value: Any, places: int | None = None) -> str:

@@ -22,9 +22,9 @@ from tests.metrics.cases import rng
 from whence.auditing.answered import Answers
 from whence.auditing.calibration import Finding, _answers_off
 from whence.auditing.deferral import _frequent_words, _with_frequent
-from whence.auditing.detection import _compared
+from whence.auditing.detection import flag_level
+from whence.auditing.detector_choice import compared
 from whence.auditing.label_tables import Labelled, by_class
-from whence.auditing.novelty import _level
 from whence.auditing.overlap import overlap
 from whence.auditing.points import Judge
 from whence.auditing.steps import NumberAnswers, label_steps
@@ -241,7 +241,7 @@ def test_the_slider_has_the_thresholds_of_the_rules() -> None:
 def test_a_p_value_can_reach_the_level_as_it_is_printed() -> None:
     for size in range(5, 400):
         least = 1 / (size + 1)
-        level = _level(size)
+        level = flag_level(size)
         assert level >= least and float(p_value(level)) >= min(least, level)
         assert level == 0.01 if size >= 99 else level < least * 1.1
         assert math.floor(level * (size + 1)) >= 1
@@ -249,9 +249,9 @@ def test_a_p_value_can_reach_the_level_as_it_is_printed() -> None:
 
 def test_detectors_without_a_mistake_are_not_ranked() -> None:
     rows, scores = ranked({"combined": 60.0, "energy": 50.0, "entropy": 0.5})
-    words = " ".join(_compared("combined", rows, scores, True).words)
+    words = " ".join(compared("combined", rows, scores, True).words)
     assert "2 detectors separate the two sets completely" in words and "0.000" not in words
-    assert "Recommended: the combination of detectors" in words
+    assert words.endswith("so the default, the combination of detectors, is kept and recommended.")
 
 
 def test_the_class_that_is_recognised_least_is_named() -> None:

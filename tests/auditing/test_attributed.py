@@ -10,7 +10,12 @@ from torch import nn
 
 import whence
 from tests.metrics.cases import rng
+from whence.auditing.attributed import _check
+from whence.numerals import minus
+from whence.report.page.attributed import attributed_columns, attribution_sum
 from whence.report.page.render import render
+from whence.report.record.attributions import AttributedInput, Part
+from whence.report.record.sections import Feature
 
 QUIET: dict[str, Any] = {"progress": False, "sections": ["inputs", "attribution"]}
 
@@ -47,10 +52,61 @@ def test_columns_are_those_of_attribute_and_add_up() -> None:
         assert sizes == sorted(sizes, reverse=True)
         assert one.sum == pytest.approx((one.uncertainty or 0.0) - (one.at_baseline or 0.0), rel=0.05, abs=5e-3)
         assert one.uncertainty == pytest.approx(float(posterior.predict(given).entropy), abs=1e-5)
-    assert found.correlation is not None and f"{found.correlation:.2f}" in found.words[-1]
+    assert found.correlation is not None and found.correlations is not None and len(found.correlations) == 5
+    assert found.correlation == pytest.approx(sum(v or 0.0 for v in found.correlations) / 5, abs=1e-5)
+    assert minus(f"{found.correlation:.2f} on average") in found.words[-1]
+    assert found.title == "Adds to the entropy (nats)"
     assert "columns" in found.words[0] and "the mean test input" in found.words[0]
     page = page_of(audit)
-    assert "Adds" in page and found.words[0] in page
+    assert found.title in page and found.words[0] in page
+    for one in found.inputs:
+        assert one.at_baseline + one.sum + one.rest == pytest.approx(one.uncertainty, abs=1e-9)  # type: ignore[operator]
+        assert attribution_sum(one, "nats") in page
+
+
+def jumping() -> tuple[AttributedInput, ...]:
+    """A ReLU network, whose linearised variance jumps where units switch."""
+    torch.manual_seed(1)
+    x = torch.randn(60, 4, generator=rng(7))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    whence.zoo.train(model, (x, x[:, :1]), epochs=20, lr=0.02, batch_size=20, progress=False)
+    audit = whence.audit(model, (x, x[:, :1]), likelihood="regression", test=(x, x[:, :1]), inputs=8, unit="kW",
+                         tune=False, **QUIET)  # fmt: skip
+    found = audit.results.attribution
+    assert found is not None and found.title == "Adds to the variance (kW²)"
+    return found.inputs
+
+
+def test_parts_that_do_not_add_up_take_more_steps_and_the_rest_is_said() -> None:
+    found = jumping()
+    assert {one.steps for one in found} <= {10, 40, 160}
+    for one in found:
+        assert one.steps != 10 or abs(one.missed or 0.0) <= 0.05 + 1e-4
+        assert (one.rest or 0.0) == pytest.approx(
+            (one.missed or 0.0) * abs((one.uncertainty or 0.0) - (one.at_baseline or 0.0))
+        )
+    assert any((one.steps or 0) > 10 for one in found)
+
+
+def test_how_far_the_parts_miss_decides_what_is_shown() -> None:
+    columns = (Part("a", 0.2), Part("b", 0.1))
+    close, rough, off = (AttributedInput("test", 0, 0.5, 0.1, total, columns=columns) for total in (0.38, 0.34, 0.2))
+    assert close.missed == pytest.approx(0.05) and rough.missed == pytest.approx(0.15)
+    assert attribution_sum(close, "nats") == "Start 0.100, parts +0.380, rest +0.020, together 0.500 nats."
+    assert attribution_sum(rough, None) == "Approximate: start 0.100, parts +0.340, rest +0.060, together 0.500."
+    assert close.is_shown and rough.is_shown and not off.is_shown
+    assert attribution_sum(off, "nats") == "Parts left out: of a rise by 0.400, they miss 0.200."
+    row = (Feature("a", 1.0), Feature("b", 2.0))
+    assert [one.part for one in attributed_columns(row, rough)] == [0.2, 0.1]
+    assert [one.part for one in attributed_columns(row, off)] == [None, None]
+
+
+def test_what_shuffled_weights_show() -> None:
+    assert _check((0.1, 0.2, 0.3)).endswith("no sign that the parts ignore what the network has learned.")
+    for some in ((0.1, 0.2, 0.55), (0.45, 0.48, 0.46)):
+        assert "only weak evidence" in _check(some)
+    assert "may show the inputs rather" in _check((0.4, 0.7, 0.8))
+    assert "is 0.10 on average, −0.10 to 0.30" in _check((-0.1, 0.1, 0.3))
 
 
 def test_pixels_and_their_sum_in_a_large_image() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ from torch import Tensor
 
 import whence
 from tests.auditing.cases import Given, classification, regression
-from whence.auditing.detection import BY_LAYER, DETECTORS, IN_WORDS, _compared, _is_of, outcome_of
+from whence.auditing.detection import _is_of
+from whence.auditing.detector_choice import (
+    BY_LAYER,
+    DETECTORS,
+    IN_WORDS,
+    _false_alarms,
+    compared,
+    limits,
+    outcome_of,
+    recommended,
+)
 from whence.errors import Notice
 from whence.report.record.common import Estimate
 from whence.report.record.sections import Detector
@@ -114,7 +125,7 @@ def test_a_simpler_detector_that_wins_is_recommended_and_a_tie_is_called_a_tie(
     shifts: dict[str, float], outcome: str, recommended: str
 ) -> None:
     rows, scores = ranked(shifts)
-    choice = _compared("combined", rows, scores, True)
+    choice = compared("combined", rows, scores, True)
     assert (choice.outcome, choice.recommended, choice.usual) == (outcome, recommended, "combined")
     assert choice.difference is not None and choice.difference.low is not None
     words = " ".join(choice.words)
@@ -123,6 +134,35 @@ def test_a_simpler_detector_that_wins_is_recommended_and_a_tie_is_called_a_tie(
     if outcome == "worse":
         assert "the energy detects best" in words and "Recommended for inputs like these: the energy." in words
     assert outcome_of(whence.metrics.Estimate(0.1, -0.1, 0.3)) == "tied"
+
+
+def test_nothing_is_recommended_where_even_the_best_is_poor() -> None:
+    rows, scores = ranked({"combined": 0.30, "energy": 0.32})
+    best = rows[0].auroc
+    assert best.high is not None and (best.low or 0.0) > 0.5 and best.high < 0.75
+    words = compared("combined", rows, scores, True).words
+    assert words[0].startswith("No detector is good enough") and f"AUROC of {best.value:.3f}" in words[0]
+    assert "better than chance" in words[0] and not any("Recommended" in one for one in words)
+    assert "Recommended" in compared("combined", rows, scores, True, poor=0.52).words[-1]
+
+
+def test_fewer_false_alarms_of_another_detector_are_told() -> None:
+    rows, _ = ranked({"combined": 2.0, "energy": 2.0})
+    own = next(row for row in rows if row.name == "combined")
+    assert _false_alarms(own, rows) == ""
+    worse = replace(own, fpr95=Estimate(0.9, 0.85, 0.95, 0.95, 800))
+    others = [row for row in rows if row is not own]
+    assert "it also flags 90% of the test inputs, the energy" in _false_alarms(worse, [worse, *others])
+
+
+def test_measurements_on_images_are_cited_and_not_told_of_tables() -> None:
+    scores = {"combined": torch.zeros(1), "mahalanobis_layers": torch.zeros(1), "novelty": torch.zeros(1)}
+    pictures, table = (recommended("combined", scores, images) for images in (True, False))
+    for said in (pictures.words[-1], pictures.limits[0]):
+        assert "docs/detectors.md of whence" in said
+    assert "was 0.062 lower on average and 0.455 at worst" in pictures.words[-1]
+    assert not any("image networks" in one for one in (*table.words, *table.limits))
+    assert limits("combined", scores, False, "no features.")[-1].endswith("not among those tried: no features.")
 
 
 def test_a_reference_of_other_inputs_is_recognised(given: Given) -> None:

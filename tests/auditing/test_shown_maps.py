@@ -67,8 +67,15 @@ def test_maps_are_those_of_the_prediction() -> None:
         wrong = prediction.labels[one.index][1:] != y[one.index][1:]
         assert torch.equal(torch.tensor(maps.wrong[1:]).bool(), wrong)
         assert (maps.pixels, maps.mistakes) == (56, int(wrong.sum()))
+        assert maps.truth is not None and all(value is None for value in maps.truth[0])
+        assert torch.equal(torch.tensor(maps.truth[1:]).long(), y[one.index][1:])
     outside = next(one for one in audit.results.inputs or () if one.set == "ood")
-    assert outside.maps is not None and outside.maps.wrong is None and outside.maps.mistakes is None
+    assert (
+        outside.maps is not None
+        and outside.maps.truth is None
+        and outside.maps.wrong is None
+        and outside.maps.mistakes is None
+    )
 
 
 def test_maps_are_drawn(tmp_path: Any) -> None:

@@ -210,7 +210,7 @@ def test_a_reduced_matrix_is_labelled_as_magnitudes() -> None:
     colours = weight_map(large)["colours"]["weight"]
     assert colours["cmin"] == 0
     assert colours["colorbar"]["title"]["text"] == weight_map(large)["names"]["weight"]
-    words = "The 100 × 60 weights are too many to show each: the map has 48 × 60 means of neighbouring ones."
+    words = "The 100 × 60 weights are too many to show each: the map has 64 × 60 means of neighbouring ones."
     assert caption(large) == f"1.weight: {words} Rows are outputs, columns inputs."
     plain = weight_map(small)["colours"]["weight"]
     assert plain["cmin"] == -plain["cmax"]

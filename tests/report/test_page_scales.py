@@ -58,7 +58,7 @@ def test_colours_follow_the_marks_of_the_legend(images: dict[str, Any]) -> None:
     assert shown["decades"] == 3
     assert steps == {"90.0%": round(STEPS / 3), "99.0%": round(2 * STEPS / 3), "99.90%": STEPS, "97.0%": 51}
     words = Outline(render(record)).words
-    assert "Each mark leaves a tenth of the variance of the one before." in words and "≥99.9%" in words
+    assert "From each mark to the next, what is left of the variance falls to a tenth." in words and "≥99.9%" in words
     assert "Each mark leaves" not in Outline(render(with_explained(images, 0.5))).words
 
 

@@ -21,7 +21,7 @@ from reproductions.own.detectors.subjects import HELD_OUT, SURROGATES
 from reproductions.own.detectors.tables import named
 from reproductions.store import Values, read, values
 from tests.reproductions import laws
-from whence.auditing.detection import BEST_SINGLE, CASES, MEASURED, NETWORKS
+from whence.auditing.detector_choice import BEST_SINGLE, CASES, MEASURED, NETWORKS
 from whence.where.combined import PARTS, combine
 from whence.where.with_entropy import with_entropy
 

@@ -13,7 +13,8 @@ from whence.errors import BadData, BadOption, NotDefined, NothingSelected
 from whence.metrics import nll
 from whence.posteriors.laplace.layer_subset import restricted_to_layers
 from whence.predictive.linearised import moments
-from whence.where.answers import _enough, answers
+from whence.where.answers import _enough, _novel_inputs, answers
+from whence.where.shares import Shares
 
 
 def posterior_of(structure: str = "kron") -> tuple[whence.Laplace, torch.Tensor, torch.Tensor]:
@@ -104,6 +105,38 @@ def test_correlated_layers_and_regression_get_what_is_defined() -> None:
 def test_the_last_layer_is_enough_for_prediction_where_nothing_gets_worse(few: dict[str, float], word: str) -> None:
     assert _enough(0.02, few, {"nll": 0.3, "ood_auroc": 0.9}).startswith(word)
     assert _enough(0.97, few, {"nll": 0.3, "ood_auroc": 0.9}) == "Yes"
+
+
+def test_equal_scores_show_nothing_where_the_weights_change_no_prediction() -> None:
+    whole = {"nll": 0.3, "ood_auroc": 0.9}
+    for plain, said in (({"nll": 0.3004, "ood_auroc": 0.902}, True), ({"nll": 0.302, "ood_auroc": 0.9}, False)):
+        assert _enough(0.02, whole, whole, plain).startswith("Cannot be judged by the predictions") is said
+    assert _enough(0.97, whole, whole, whole) == "Yes"
+    posterior, x, y = posterior_of()
+    strong = answers(posterior.with_prior(1e8), (x, y)).items[0]
+    plain = float(nn.functional.cross_entropy(posterior.network(x), y))
+    assert strong.numbers["plain"]["nll"] == pytest.approx(plain, rel=1e-6)
+    assert strong.numbers["whole"]["nll"] == pytest.approx(plain, abs=1e-3)
+
+
+def test_how_much_moves_between_layers_is_told_with_the_layer_that_moves_most() -> None:
+    def shares(*variance: float) -> Shares:
+        row = torch.tensor([variance], dtype=torch.float64)
+        return Shares(("a", "b", "c"), row, torch.ones_like(row), None)
+
+    inside = shares(0.75, 0.195, 0.055)
+    for outside, said, rises in (
+        (shares(0.75, 0.19, 0.06), "It comes from the same layers", None),
+        (
+            shares(0.70, 0.153, 0.147),
+            "It comes mostly from the same layers: 9%",
+            "`c` rises most, from 5.5% to 14.7%",
+        ),
+        (shares(0.30, 0.55, 0.15), "It comes from other layers: 45%", "`b` rises most, from 19.5% to 55.0%"),
+    ):
+        words = _novel_inputs(inside, outside).words
+        assert words.startswith(said) and (rises is None) == ("rises most" not in words)
+        assert rises is None or rises in words
 
 
 def test_a_last_layer_that_predicts_better_alone_points_at_the_prior() -> None:

@@ -27,7 +27,7 @@ from whence.predictive.links import predict_draws
 from whence.predictive.recalibration import Recalibrated, recalibrated
 from whence.report.record.audit import Elements
 from whence.report.record.sections import Sensitivity
-from whence.report.record.verdict import Overlap
+from whence.report.record.verdict import Overlap, VerdictRules
 from whence.where.examined import FACTORS, Examined, NoveltyPrior, examined
 from whence.where.novelty import Reference, reference_given, reference_of
 from whence.where.novelty_prior import novelty_precision
@@ -76,6 +76,7 @@ class Context:
     score: ScoreName | None = None  # of conformal sets and intervals
     positive: int = 1  # of two classes
     decode: Callable[[list[int]], list[str]] | None = None  # ids of tokens to strings
+    rules: VerdictRules = field(default_factory=VerdictRules)
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # predictions and tables
 
     @functools.cached_property
@@ -117,7 +118,7 @@ class Context:
     @property
     def overlap(self) -> Overlap | None:
         """Inputs that the sets have in common."""
-        return self._once("overlap", lambda: overlap(self.train, self.sets.get("test"), self.sets.get("validation")))
+        return self.once("overlap", lambda: overlap(self.train, self.sets.get("test"), self.sets.get("validation")))
 
     @property
     def two_names(self) -> tuple[str, str] | None:
@@ -161,11 +162,11 @@ class Context:
     def prediction(self, name: str, kind: Kind = Kind.BAYESIAN) -> Any:
         """The prediction for one of the sets, of the posterior or of the plain network."""
         make = {Kind.PLAIN: self._plain, Kind.RECALIBRATED: self._recalibrated, Kind.BAYESIAN: self._bayesian}[kind]
-        return self._once((name, kind), lambda: make(name))
+        return self.once((name, kind), lambda: make(name))
 
     def _outputs(self, name: str) -> Tensor:
         """The outputs of the plain network for a set."""
-        return self._once(("outputs", name), lambda: plain_outputs(self.network, self.need(name).inputs))
+        return self.once(("outputs", name), lambda: plain_outputs(self.network, self.need(name).inputs))
 
     def _plain(self, name: str) -> Any:
         # in double precision, so that probabilities that round to 1 do not tie
@@ -178,7 +179,7 @@ class Context:
     @property
     def baseline(self) -> Recalibrated | None:
         """The plain network recalibrated on the validation data; None without their targets, or if not defined."""
-        return self._once("baseline", self._baseline)
+        return self.once("baseline", self._baseline)
 
     def _baseline(self) -> Recalibrated | None:
         try:
@@ -235,7 +236,7 @@ class Context:
 
     def examined(self, name: str) -> Examined:
         """Shares, units (of test data by class), novelty and the prediction of the profiled inputs of a set."""
-        return self._once(("examined", name), lambda: self._examined(name))
+        return self.once(("examined", name), lambda: self._examined(name))
 
     def _examined(self, name: str) -> Examined:
         examples, whole = self.profiled[name], len(self.profiled[name]) == len(self.need(name))
@@ -266,7 +267,7 @@ class Context:
         posterior, profile = (p.as_laplace("shares") for p in (self.posterior, self.profile_posterior))
         groups = torch.eye(len(index), dtype=torch.bool)
         options: dict[str, Any] = {"profile": profile, "novelty": self._novelty_prior, "units": True, "predict": False}
-        return self._once(("shown", name), lambda: examined(posterior, some, groups=groups, **options))
+        return self.once(("shown", name), lambda: examined(posterior, some, groups=groups, **options))
 
     @property
     def _novelty_prior(self) -> NoveltyPrior | None:
@@ -300,8 +301,8 @@ class Context:
         self.need(name)
         inputs, posterior = self.profiled[name].inputs, self.profile_posterior
         if not posterior.has_curvature:
-            return self._once(name, lambda: posterior.where(inputs))
-        return self._once(name, lambda: where_given(posterior.as_laplace("where"), inputs, self.examined(name).own))
+            return self.once(name, lambda: posterior.where(inputs))
+        return self.once(name, lambda: where_given(posterior.as_laplace("where"), inputs, self.examined(name).own))
 
     @property
     def sensitivity(self) -> tuple[Sensitivity, ...]:
@@ -315,7 +316,7 @@ class Context:
         """The reference of novelty: from tuning, or computed from the validation data."""
         if self.posterior.reference is not None or not self.has("validation"):
             return self.posterior.reference
-        return self._once("reference", self._reference)
+        return self.once("reference", self._reference)
 
     def _reference(self) -> Reference:
         posterior = self.posterior.as_laplace("novelty")
@@ -343,7 +344,7 @@ class Context:
                 found += [(name, int(i)) for i in order]
         return found
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The result of ``make``, computed on first use."""
         if key not in self._made:
             self._made[key] = make()

@@ -51,7 +51,14 @@ def dense_maps(context: Context, name: str, index: int) -> DenseMaps | None:
         None if wrong is None else _grid(averaged(wrong)),
         pixels,
         mistakes,
+        _truth(answers[index], examples.targets[index]) if known and labels and examples.targets is not None else None,
     )
+
+
+def _truth(answer: Tensor, target: Tensor) -> Grid:
+    """The true classes on the grid of the answers; NaN where the truth is ignored."""
+    truth = target.reshape(answer.shape).double()
+    return _grid(picked(torch.where(truth >= 0, truth, torch.nan)))
 
 
 def _answers(context: Context, prediction: Any) -> Tensor | None:

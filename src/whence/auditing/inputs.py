@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from whence.auditing.context import Context, view_key
 from whence.auditing.dense import dense_maps, shown_tokens
+from whence.auditing.detection import combined_p_values, flag_level
 from whence.engine.batches import Inputs
+from whence.numerals import p_value
 from whence.report.record.sections import Feature, LayerShare, ShownInput
 from whence.where.examined import Examined
 from whence.where.novelty import Novelty, novelty_given
@@ -34,14 +37,26 @@ def inputs(context: Context) -> tuple[ShownInput, ...]:
     return tuple(found)
 
 
-def _novelty(context: Context, seen: Examined | None) -> Novelty | None:
+@dataclass(frozen=True)
+class _Known:
+    """The novelty of the inputs shown, and their p-values by the combination of detectors."""
+
+    by_layer: Novelty
+    combined: Tensor | None  # [N]
+
+    def combined_p(self, place: int) -> float | None:
+        return None if self.combined is None else float(self.combined[place])
+
+
+def _novelty(context: Context, seen: Examined | None) -> _Known | None:
     if seen is None or seen.unexplained is None or context.reference is None:
         return None
-    return novelty_given(context.reference, seen.unexplained)
+    by_layer = novelty_given(context.reference, seen.unexplained)
+    return _Known(by_layer, combined_p_values(context, seen.inputs, by_layer))
 
 
 def _entry(
-    context: Context, name: str, index: int, place: int, by_layer: Shares | None, known: Novelty | None
+    context: Context, name: str, index: int, place: int, by_layer: Shares | None, known: _Known | None
 ) -> ShownInput:
     """``place`` is the input's row in ``by_layer`` and ``known``."""
     examples, prediction = context.need(name), context.prediction(name)
@@ -57,7 +72,8 @@ def _entry(
         uncertainty=float(context.uncertainty(name)[index]),
         aleatoric=None if aleatoric is None else float(aleatoric[index]),
         epistemic=None if epistemic is None else float(epistemic[index]),
-        p_value=None if known is None else float(known.p_value[place]),
+        p_value=None if known is None else float(known.by_layer.p_value[place]),
+        combined_p_value=None if known is None else known.combined_p(place),
         pixels=pixels(examples.inputs, index),
         row=features(examples.inputs, index, context.features),
         layers=() if by_layer is None else _layer_shares(by_layer, place),
@@ -75,14 +91,16 @@ def _layer_shares(found: Shares, place: int) -> tuple[LayerShare, ...]:
     return tuple(map(LayerShare, found.names, parts.tolist()))
 
 
-def _novelty_words(known: Novelty, place: int) -> str:
-    """The sentence about one input, without its number in the batch."""
-    words = (
-        known.words(place, max(0.01, 1 / (known.reference.size + 1)))
-        .removeprefix(f"input {place} ")
-        .removeprefix("is ")
-    )
-    return words[0].upper() + words[1:]
+def _novelty_words(known: _Known, place: int) -> str:
+    """Whether an input is flagged: by the combination of detectors, if there is one, and by novelty by layer."""
+    found, p = known.by_layer, known.combined_p(place)
+    level = flag_level(found.reference.size)
+    words = found.words(place, level).removeprefix(f"input {place} ")
+    if p is None:
+        words = words.removeprefix("is ")
+        return words[0].upper() + words[1:]
+    flags = "flags it" if p <= level else "does not flag it"
+    return f"The combination of detectors {flags} (p = {p_value(p)}). By layer, it {words}"
 
 
 def pixels(inputs: Inputs, index: int) -> tuple[Any, ...] | None:

@@ -309,7 +309,7 @@ class _Steps:
                     rank,
                     1 - (best.auroc.value or 0.0),
                     "Do not rely on novelty for inputs like the out-of-distribution data given: no detector finds "
-                    f"{'them' if poor else 'all of them'}.",
+                    f"{'them well enough' if poor else 'all of them'}.",
                     f"The best detector has an AUROC of {area(best.auroc.value)} ({best.label}).",
                 )
         if self.record.data.ood is None and self.record.data.test is not None:

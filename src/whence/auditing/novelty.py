@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whence.auditing.context import LABELS, Context
-from whence.auditing.detection import detection
+from whence.auditing.detection import detection, flag_level
 from whence.errors import NotDefined
+from whence.metrics import Estimate as Measured
 from whence.metrics.proportions import share_of
 from whence.numerals import p_value, percent
 from whence.report.record.sections import Histogram, LayerQuantiles, Novelty, NoveltyOfSet
 from whence.where.novelty import Novelty as Found
 from whence.where.novelty import novelty_given
-from whence.where.p_values import Combine
+from whence.where.p_values import Combine, conformal, p_value_among, reference_scores
 from whence.where.with_entropy import plain_entropy
 
+UNUSUAL = 0.05  # p-value of a layer in which an input is unusual
+NAMED = 3  # layers in a sentence
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 20
 
@@ -32,7 +36,7 @@ def novelty(context: Context) -> Novelty:
     if reference is None:
         raise NotDefined("no validation data were given, relative to which novelty is measured.")
     context.need("test")
-    level = _level(reference.size)
+    level = flag_level(reference.size)
     sets = {name: found for name in ("test", "ood") if (found := _found(context, name)) is not None}
     layers = _quantiles(reference.names, reference.unexplained, None)
     described = [NoveltyOfSet("reference", "Validation data", reference.size, None, layers, None)]
@@ -41,13 +45,6 @@ def novelty(context: Context) -> Novelty:
         described.append(replace(_set(name, found, level), flagged_combined=detected.flagged.get(name)))  # type: ignore[arg-type]
     words = tuple(_words(sets, level, reference.size, detected.flagged.get("ood")))
     return Novelty(reference.size, reference.names, level, tuple(described), detected.rows, words, detected.choice)
-
-
-def _level(size: int) -> float:
-    """1%, or the smallest p-value that ``size`` reference inputs allow, rounded up to two digits."""
-    least = 1 / (size + 1)
-    scale = 10.0 ** (1 - math.floor(math.log10(least)))
-    return max(0.01, math.ceil(least * scale) / scale)
 
 
 def _found(context: Context, name: str) -> Found | None:
@@ -71,7 +68,8 @@ def _set(key: Literal["test", "ood"], found: Found, level: float) -> NoveltyOfSe
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
     counts = torch.histogram(found.p_value.double().cpu().clamp(0, 1), edges).hist
     layers = _quantiles(found.names, found.unexplained, (found.p_values <= level).double().mean(0))
-    histogram = Histogram(tuple(edges.tolist()), tuple(int(count) for count in counts))
+    band = _chance(len(found), found.reference.size) if key == "test" else (None, None)
+    histogram = Histogram(tuple(edges.tolist()), tuple(int(count) for count in counts), *band)
     both = None if found.with_entropy is None else float(found.with_entropy.flag(level).double().mean())
     return NoveltyOfSet(key, LABELS[key], len(found), _flagged(found, level), layers, histogram, both)
 
@@ -80,29 +78,101 @@ def _flagged(found: Found, level: float) -> float:
     return float((found.p_value <= level).double().mean())
 
 
+def _chance(inputs: int, reference: int) -> tuple[float, float]:
+    """The band that contains all bars of inputs like the reference with 95% probability, by the normal distribution.
+
+    P-values of different inputs depend on each other through the reference, which adds to the variance of a bar.
+    """
+    part = 1 / BINS
+    reach = NormalDist().inv_cdf(1 - 0.025 / BINS) * math.sqrt(part * (1 - part) * (1 / inputs + 1 / reference))
+    return max(0.0, part - reach), part + reach
+
+
 def _words(sets: dict[str, Found], level: float, size: int, combined: float | None) -> Iterator[str]:
     """``combined`` is the share of out-of-distribution inputs that all detectors together flag.
 
     P-values from ``size`` reference inputs are multiples of 1 / (size + 1).
     """
-    inside = sets["test"]
-    flagged = share_of("flagged", int((inside.p_value <= level).sum()), len(inside))
-    assert flagged is not None
+    inside, expected = sets["test"], math.floor(level * (size + 1) + 1e-9) / (size + 1)
+    flagged = _share(inside.p_value <= level)
     yield (
         f"At p ≤ {p_value(level)}, novelty over all layers flags {percent(flagged)} of {len(inside):,} test inputs "
-        f"(95% interval {percent(flagged.low)} to {percent(flagged.high)}); "
-        f"{percent(math.floor(level * (size + 1)) / (size + 1))} would be flagged if they were like the {size:,} "
-        "reference inputs."
+        f"(95% interval {percent(flagged.low)} to {percent(flagged.high)}); {percent(expected)} would be flagged if "
+        f"they were like the {size:,} reference inputs."
     )
+    if 2 / (size + 1) > level:
+        yield (
+            f"With {size:,} reference inputs the smallest possible p-value is {p_value(1 / (size + 1))}, so an input "
+            "is flagged only if it is more unusual than all of them."
+        )
+    yield from _false_alarms(inside, level, expected)
     if "ood" in sets:
         found = sets["ood"]
         also = "" if combined is None else f"; the combination of detectors flags {percent(combined)}"
         yield f"Of {len(found):,} out-of-distribution inputs it flags {percent(_flagged(found, level))}{also}."
+        yield from _less_than_a_layer(found, level)
         yield from _most_novel_layer(found, found.p_value <= level)
 
 
+def _share(which: Tensor, level: float = 0.95) -> Measured:
+    found = share_of("flagged", int(which.sum()), len(which), level)
+    assert found is not None
+    return found
+
+
+def _false_alarms(inside: Found, level: float, expected: float) -> Iterator[str]:
+    """Layers that flag significantly more test inputs than chance does; the intervals hold for all layers together."""
+    together = 1 - 0.05 / len(inside.names)
+    found = [_share(column <= level, together) for column in inside.p_values.T]
+    above = [(name, one) for name, one in zip(inside.names, found, strict=True) if one.low > expected]
+    if not above:
+        return
+    above.sort(key=lambda pair: -float(pair[1]))
+    named = ", ".join(
+        f"`{name}` ({percent(one)}, interval {percent(one.low)} to {percent(one.high)})" for name, one in above[:NAMED]
+    )
+    more = f" and {len(above) - NAMED} more layers" if len(above) > NAMED else ""
+    several = len(above) > 1
+    yield (
+        f"{'Layers' if several else 'Layer'} {named}{more} {'flag' if several else 'flags'} significantly more test "
+        f"inputs than the {percent(expected)} that chance would flag (intervals that hold for all {len(found)} layers "
+        "together): its test inputs differ from the reference there, so part of what it flags elsewhere is a false "
+        "alarm too."
+    )
+
+
+def _less_than_a_layer(found: Found, level: float) -> Iterator[str]:
+    """Why novelty over all layers may flag less than one layer does."""
+    alone = (found.p_values <= level).double().mean(0)
+    most, whole, layers = int(alone.argmax()), _flagged(found, level), len(found.names)
+    if layers < 2 or float(alone[most]) <= whole or _share(found.p_value <= level).high >= float(alone[most]):
+        return
+    known = found.reference.unexplained
+    own, _ = reference_scores(known, known[:0], Combine.GAUSS)
+    highest = _in_several(conformal(known, known)[p_value_among(own, own) <= level])
+    these = _in_several(found.p_values[found.p_values[:, most] <= level])
+    start = (
+        f"Layer `{found.names[most]}` alone flags more ({percent(float(alone[most]))}): over all {layers} layers an "
+        "input has to stand out from what ordinary inputs are in any of them, so that no more of these are flagged."
+    )
+    if highest <= these:
+        yield start
+        return
+    yield (
+        f"{start} Ordinary inputs that are unusual are often so in several layers at once: {percent(highest, 0)} of "
+        f"the reference inputs with the largest scores have p ≤ {UNUSUAL} in two layers or more, and "
+        f"{percent(these, 0)} of the inputs that layer `{found.names[most]}` flags. One that is unusual in a single "
+        "layer must be further out there to be flagged."
+    )
+
+
+def _in_several(p_values: Tensor) -> float:
+    """The share of inputs that are unusual in two layers or more."""
+    return float(((p_values <= UNUSUAL).sum(1) >= 2).double().mean()) if len(p_values) else 0.0
+
+
 def _most_novel_layer(found: Found, flagged: Tensor) -> Iterator[str]:
-    """In which layer flagged inputs differ most, of those that differ most in one."""
+    """In which layers flagged inputs differ most."""
     by_layer = found.p_values[flagged]
     if not len(by_layer):
         return
@@ -114,6 +184,14 @@ def _most_novel_layer(found: Found, flagged: Tensor) -> Iterator[str]:
         yield f"{start}all {equally}."
         return
     at, counts = by_layer[single].argmin(1).unique(return_counts=True)
-    most = found.names[int(at[counts.argmax()])]
-    also = f"; {percent(tied / len(by_layer), 0)} {equally}" if tied else ""
-    yield f"{start}{percent(float(counts.max()) / len(by_layer), 0)} differ most in layer `{most}`{also}."
+    order = counts.argsort(descending=True, stable=True).tolist()
+    parts = [f"{int(counts[i]):,} {_differs(int(counts[i]))} most in layer `{found.names[int(at[i])]}`" for i in order]
+    parts = parts[:1] + [part.replace(" differs most", "").replace(" differ most", "") for part in parts[1:NAMED]]
+    others = int(counts.sum()) - sum(int(counts[i]) for i in order[:NAMED])
+    parts += [f"{others:,} in other layers"] if others else []
+    parts += [f"{tied:,} {equally.replace('differ', _differs(tied), 1)}"] if tied else []
+    yield f"{start}{'; '.join(parts)}."
+
+
+def _differs(count: int) -> str:
+    return "differs" if count == 1 else "differ"

@@ -24,6 +24,7 @@ from whence.auditing.input_scores import input_scores
 from whence.auditing.inputs import inputs as shown_inputs
 from whence.auditing.limits import limits
 from whence.auditing.novelty import novelty
+from whence.auditing.priors_used import priors_used
 from whence.auditing.profile import profile
 from whence.auditing.quality import quality
 from whence.auditing.results import Audit
@@ -222,9 +223,10 @@ def audit(
             score=conformal_score,
             positive=task.positive_class(positive, classes, answer_count(posterior.likelihood, shape)),
             decode=decode,
+            rules=rules or VerdictRules(),
         )
         context, found = _sections(context, chosen, log)
-    whole = judged(_record(context, found, log, title), rules or VerdictRules())
+    whole = judged(_record(context, found, log, title), context.rules)
     return Audit(tracer.traced(whole, posterior), context.with_reference(), context.profile_posterior)
 
 
@@ -342,6 +344,7 @@ def _run(context: Context, log: Progress) -> record.AuditRun:
             covered=covered,
             not_covered=not_covered,
             interrupted=log.interrupted,
+            priors=tuple(priors_used(context)),
         )
     )
 

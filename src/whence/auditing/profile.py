@@ -77,8 +77,10 @@ def profile(context: Context, work: float | None = None) -> Profile:
         nodes,
         tuple(views),
         tuple(_negative(nodes, views[: len(sets)], NEGATIVE)),
-        tuple(_words(nodes, test, views)),
+        tuple(_words(nodes, test, views, _Errors.of(sets[0].found, math.prod(posterior.output_shape)))),
         posterior.prior.describe(),
+        math.prod(posterior.output_shape),
+        sets[0].found.question.random_columns,
     )
 
 
@@ -246,7 +248,42 @@ def _negative(nodes: tuple[Node, ...], views: list[View], most: int | None = Non
         yield from (NegativeShare(node, view.key, share) for share, node in below[:most])
 
 
-def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> Iterator[str]:
+class _Errors(NamedTuple):
+    """Standard errors of the layers' shares of test data; none where these are exact."""
+
+    of_share: dict[str, float]
+    columns: int  # random directions for each input
+    outputs: int
+
+    @classmethod
+    def of(cls, found: Shares, outputs: int) -> _Errors | None:
+        errors = found.over_inputs().variance_share_error
+        if errors is None:
+            return None
+        return cls(dict(zip(found.names, errors.tolist(), strict=True)), found.question.random_columns or 0, outputs)
+
+    def after(self, name: str) -> str:
+        """What stands after a share."""
+        return f" (± {points(self.of_share[name])} points)"
+
+    def words(self, first: tuple[float, str], second: tuple[float, str]) -> str:
+        """How shares are estimated, and whether the two largest can be told apart, at two standard errors of each."""
+        (one, name), (other, next_name) = first, second
+        said = (
+            f"Shares are estimated from {self.columns} random directions of the outputs for each input, in place of "
+            f"all {self.outputs:,}; ± is a standard error."
+        )
+        if one - other > 2 * (self.of_share[name] + self.of_share[next_name]):
+            return said
+        return (
+            f"{said} Whether layer `{name}` or layer `{next_name}` ({percent(other)}{self.after(next_name)}) "
+            "contributes more cannot be told from these."
+        )
+
+
+def _words(
+    nodes: tuple[Node, ...], test: View, views: Sequence[View] = (), errors: _Errors | None = None
+) -> Iterator[str]:
     rows = [
         (share, explained, prior, node.label)
         for node, share, explained, prior in zip(nodes, test.share, test.explained, test.prior_share, strict=True)
@@ -256,10 +293,14 @@ def _words(nodes: tuple[Node, ...], test: View, views: Sequence[View] = ()) -> I
     reduced = (
         f"; training reduced its prior variance by {percent_in_words(explained, 0)}." if explained is not None else "."
     )
+    shown = percent(share, 0) if errors is None else f"{percent(share)}{errors.after(name)}"
     yield (
-        f"For {test.inputs:,} test inputs, layer `{name}` contributes {percent(share, 0)} of the predictive variance, "
+        f"For {test.inputs:,} test inputs, layer `{name}` contributes {shown} of the predictive variance, "
         f"and {percent(prior, 0)} under the prior alone{reduced}"
     )
+    if errors is not None and len(rows) > 1:
+        first, second = sorted(((row[0], row[3]) for row in rows), reverse=True)[:2]
+        yield errors.words(first, second)
     novel = next((view for view in views if view.is_novel), None)
     if novel is not None and test.variance is not None and (novel.variance or 0.0) < test.variance:
         yield (

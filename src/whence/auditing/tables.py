@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from torch import Tensor
+
 from whence.auditing.context import Context
 from whence.auditing.pruning_words import most_frequent, pruning_words
 from whence.errors import NotDefined
 from whence.extras.pruning.curve import prune_curve
+from whence.metrics import nll
+from whence.numerals import number
 from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
 from whence.where.answers import answers_given
 from whence.where.layer_rows import LayerRow
@@ -38,8 +42,9 @@ def layers(context: Context) -> tuple[Layer, ...]:
 def _shares(row: LayerRow, sensitivity: Sequence[Sensitivity]) -> Shares:
     """Shares with the smallest and largest share of the layer under other priors."""
     others = [s.variance_share for s in sensitivity if s.name == row.name and s.variance_share is not None]
-    bounds = (min(others), max(others)) if others else ()
-    return Shares(row.variance_share, row.prior_share, row.explained, *bounds)
+    low, high = (min(others), max(others)) if others else (None, None)
+    errors = row.variance_share_error, row.explained_error
+    return Shares(row.variance_share, row.prior_share, row.explained, low, high, *errors)
 
 
 def sensitivity(context: Context) -> tuple[Sensitivity, ...]:
@@ -67,17 +72,36 @@ def answers(context: Context) -> tuple[Answer, ...]:
     outside = context.examined("ood") if context.has("ood") else None
     inside = context.examined("test")
     found = answers_given(inside, targets[context.profiled_index("test")], outside, profile)
-    same = context.profile_posterior is context.posterior
+    same, all_of = context.profile_posterior is context.posterior, _on_all(context, targets)
     return tuple(
-        Answer(one.question, one.words + ("" if same else _priors(one.numbers)), one.numbers) for one in found.items
+        Answer(
+            one.question,
+            one.words + (all_of if "whole" in one.numbers else "") + ("" if same else _priors(one.numbers)),
+            one.numbers,
+        )
+        for one in found.items
     )
+
+
+def _on_all(context: Context, targets: Tensor) -> str:
+    """The NLL of all test inputs, where the answers are of some."""
+    some, every = len(context.profiled["test"]), len(targets)
+    if some == every:
+        return ""
+    found = float(nll(context.prediction("test"), targets, resamples=0))
+    return (
+        f" These are {some:,} of the {every:,} test inputs, evenly spaced; on all of them the NLL is {number(found)}."
+    )
+
+
+def _has_scores(numbers: Mapping[str, Any]) -> bool:
+    return "whole" in numbers or "kept" in numbers
 
 
 def _priors(numbers: Mapping[str, Any]) -> str:
     """Which prior the numbers of an answer belong to, where shares and predictions have different ones."""
     shares = "explained" in numbers or "share" in numbers or "moved" in numbers
-    scores = "whole" in numbers or "kept" in numbers
-    if shares and scores:
+    if shares and _has_scores(numbers):
         return (
             " The shares are under the prior that the evidence prefers, the scores under the tuned one, which leaves "
             "the weights hardly any uncertainty."

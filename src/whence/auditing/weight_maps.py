@@ -23,7 +23,7 @@ from whence.where.where import Where
 
 TILES = 16
 CHANNELS = 16  # of a filter that are shown side by side
-LARGEST = (48, 64)  # rows and columns of a matrix
+LARGEST = (64, 64)  # rows and columns of a matrix
 LAYERS = 40
 Values = dict[str, Tensor]  # weight, std and identified, in the shape of the parameter or as tiles
 

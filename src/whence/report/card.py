@@ -8,6 +8,7 @@ from typing import Any
 
 from whence.numerals import number, percent
 from whence.report.formatting import shown
+from whence.report.notices import in_words
 from whence.report.record.audit import AuditRecord, DeferralRule, Metric
 from whence.report.record.common import Estimate, Form
 
@@ -170,7 +171,7 @@ def _limitations(record: AuditRecord) -> str:
     poor = [f"{point.label}: {point.words}" for point in record.verdict.points if point.tone in ("poor", "mixed")]
     left = [f"Not part of the audit: {item.what} ({item.why.rstrip('.')})." for item in record.run.left_out]
     missing = [f"Not judged. {line}" for line in record.verdict.not_judged or ()]
-    lines = [*poor, *missing, *record.run.not_covered, *left, *record.run.notices]
+    lines = [*poor, *missing, *record.run.not_covered, *left, *map(in_words, record.run.notices)]
     stopped = record.run.interrupted
     lines += [f"The audit was interrupted during {stopped}."] if stopped else []
     known = "\n".join(f"- {' '.join(line.split())}" for line in lines)

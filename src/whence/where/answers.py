@@ -14,6 +14,7 @@ from whence.engine.batches import as_source, bare, is_pair
 from whence.errors import BadData
 from whence.metrics import auroc, ece, nll, rmse
 from whence.numerals import area, number, percent, percent_in_words, points
+from whence.predictive.links import predict_draws
 from whence.predictive.predictions import ClassificationPrediction
 from whence.recording.units import units_of
 from whence.where.examined import FACTORS, Examined, examined
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 COVER = 0.95  # share of the predictive variance
 SAME_NLL, SAME_AUROC = 1e-3, 0.005  # smaller differences are ignored
 UNIDENTIFIED = 0.01  # a unit whose weights are identified less than this has learnt nothing
+SAME, OTHER = 0.02, 0.1  # part of the variance that moves: below it comes from the same layers, from it on from others
 NAMED = 8  # layers that are listed
 LABELS = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE", "ood_auroc": "AUROC against novel inputs"}
 
@@ -71,14 +73,29 @@ class _Scorer:
 
     def scores(self, layers: list[str] | None = None) -> dict[str, float]:
         """NLL, ECE or RMSE, and AUROC against novel inputs; perhaps of some layers only."""
-        prediction: Any = self.inside.prediction(layers)
+        return self._scores_of([self.inside.prediction(layers), *self._outside(layers)])
+
+    def without_weights(self) -> dict[str, float] | None:
+        """The same of the plain network; None if its outputs are not kept."""
+        outputs = [one.own.outputs for one in (self.inside, self.outside) if one is not None]
+        if any(found is None for found in outputs):
+            return None
+        likelihood = self.posterior.likelihood
+        return self._scores_of([predict_draws(likelihood, found[None]) for found in outputs if found is not None])
+
+    def _outside(self, layers: list[str] | None) -> list[Any]:
+        return [] if self.outside is None else [self.outside.prediction(layers)]
+
+    def _scores_of(self, predictions: list[Any]) -> dict[str, float]:
+        """Of the predictions for test data, and for novel inputs if there are any."""
+        prediction = predictions[0]
         found = {"nll": float(nll(prediction, self.y, resamples=0))}
         if isinstance(prediction, ClassificationPrediction):
             found["ece"] = float(ece(prediction, self.y, resamples=0))
         elif hasattr(prediction, "mean"):
             found["rmse"] = float(rmse(prediction, self.y, resamples=0))
-        if self.outside is not None:
-            both = [_uncertainty(prediction), _uncertainty(self.outside.prediction(layers))]
+        if len(predictions) > 1:
+            both = [_uncertainty(one) for one in predictions]
             positive = torch.cat([torch.full((len(u),), i > 0) for i, u in enumerate(both)])
             found["ood_auroc"] = float(auroc(torch.cat(both), positive, resamples=0))
         return found
@@ -134,25 +151,38 @@ def _last_layer(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Ans
     index, sums = inside.names.index(last), inside.over_inputs()
     share = float(sums.variance_share[index])
     explained = 1 - float(sums.variance[index] / sums.prior[index])
-    few = scorer.scores([last])
+    few, plain = scorer.scores([last]), scorer.without_weights()
     words = (
-        f"{_enough(share, few, whole)}: layer `{last}` contributes {percent(share)} of the variance, and training "
-        f"reduced its prior variance by {percent_in_words(explained, 0)}. With its weights alone uncertain, "
+        f"{_enough(share, few, whole, plain)}: layer `{last}` contributes {percent(share)} of the variance, and "
+        f"training reduced its prior variance by {percent_in_words(explained, 0)}. With its weights alone uncertain, "
         f"{len(scorer.y):,} test inputs have {_change(few, whole)}."
     )
     if few["nll"] < whole["nll"] - SAME_NLL:
         words += " It predicts better alone, so the prior of the other layers may be too weak; tune it."
     numbers = {"layer": last, "share": share, "explained": explained, "whole": whole, "last_layer": few}
+    numbers |= {} if plain is None else {"plain": plain}
     return Answer("Is it enough to treat only the last layer as Bayesian?", words, numbers)
 
 
-def _enough(share: float, few: dict[str, float], whole: dict[str, float]) -> str:
-    """By the share of the variance; otherwise by predictions, if they do not get worse."""
+def _enough(share: float, few: dict[str, float], whole: dict[str, float], plain: dict[str, float] | None = None) -> str:
+    """By the share of the variance; otherwise by predictions, if they do not get worse, and if uncertain weights
+    change them at all."""
     if share >= COVER:
         return "Yes"
+    if plain is not None and _same(plain, whole):
+        return (
+            "Cannot be judged by the predictions: under their prior the weights have hardly any uncertainty, and no "
+            "layer changes them. By the variance, no"
+        )
     worse = few["nll"] > whole["nll"] + SAME_NLL
     worse = worse or few.get("ood_auroc", 0) < whole.get("ood_auroc", 0) - SAME_AUROC
     return "No" if worse else "Yes for prediction, no for locating the uncertainty"
+
+
+def _same(one: dict[str, float], other: dict[str, float]) -> bool:
+    """Whether the scores that the answer depends on are equal, but for differences that are ignored."""
+    limits = {"nll": SAME_NLL, "ood_auroc": SAME_AUROC}
+    return all(abs(one[key] - other[key]) <= limit for key, limit in limits.items() if key in one and key in other)
 
 
 def _fewest_layers(scorer: _Scorer, inside: Shares, whole: dict[str, float]) -> Answer:
@@ -188,6 +218,8 @@ def _unidentified(posterior: Laplace) -> Answer:
     least = min(layers, key=layers.__getitem__)
     places = sorted(((len(units), name) for name, units in dead.items() if units), reverse=True)
     where = ", ".join(f"{count:,} in layer `{name}`" for count, name in places[:NAMED])
+    if len(places) == 1:
+        where = f"{'all' if places[0][0] > 1 else 'it is'} in layer `{places[0][1]}`"
     where += f" and the rest in {len(places) - NAMED} more layers" if len(places) > NAMED else ""
     few = f"{percent(UNIDENTIFIED)}{': ' + where if where else ''}"
     words = (
@@ -221,7 +253,14 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     explained = [1 - s.variance / s.prior.clamp(min=TINY) for s in (own, other)]
     drop = torch.nan_to_num(explained[0] - explained[1], nan=-math.inf)
     most = int(drop.argmax())
-    place = "the same layers" if moved < 0.1 else "other layers"
+    place = "from the same layers"
+    if moved >= SAME:
+        place = "mostly from the same layers" if moved < OTHER else "from other layers"
+    change = other.variance_share - own.variance_share
+    at = int(change.argmax())
+    shares = [percent(float(one.variance_share[at]), 1) for one in (own, other)]
+    rises = f" The share of layer `{inside.names[at]}` rises most, from {shares[0]} to {shares[1]}."
+    largest = rises if moved >= SAME else ""
     falls = (
         f"The part of the prior variance that training explains falls most in layer `{inside.names[most]}`, from "
         f"{percent(float(explained[0][most]), 0)} to {percent(float(explained[1][most]), 0)}"
@@ -230,8 +269,8 @@ def _novel_inputs(inside: Shares, outside: Shares) -> Answer:
     )
     ratio = float(outside.total.mean() / inside.total.mean().clamp(min=TINY))
     words = (
-        f"It comes from {place}: {percent(moved, 0)} of the variance moves between layers. {falls}; the mean variance "
-        "of "
+        f"It comes {place}: {percent(moved, 0)} of the variance moves between layers.{largest} {falls}; the mean "
+        "variance of "
         f"{len(outside.total):,} novel inputs is {number(ratio, 2)} times that of {len(inside.total):,} test inputs."
     )
     numbers = {

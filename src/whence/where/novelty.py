@@ -76,7 +76,7 @@ class Novelty:
         most = int(by_layer.argmin())
 
         def named(layer: int) -> str:
-            return f"`{self.names[layer]}` (p = {p_value(float(by_layer[layer]))})"
+            return f"layer `{self.names[layer]}` (p = {p_value(float(by_layer[layer]))})"
 
         if p > level:
             return f"input {index} {self._not_novel(p, float(by_layer[most]), self.names[most], level)}"
@@ -87,13 +87,13 @@ class Novelty:
         start = f"input {index} differs from the training data (p = {p_value(p)})"
         if len(equal) > 1:
             words = (
-                f"{start}, equally in {len(equal)} layers (p = {p_value(float(by_layer[most]))}), the first of them "
+                f"{start}, equally in {len(equal)} layers (p = {p_value(float(by_layer[most]))}), the first of which "
             )
-            words += f"`{self.names[most]}`."
+            words += f"is `{self.names[most]}`."
         else:
             words = f"{start}, most in {named(most)}."
         if most != below[0]:
-            words += f" The earliest layer that notices it is {named(below[0])}."
+            words += f" The earliest that notices it is {named(below[0])}."
         others = len(below) - len({below[0], *equal})
         return words + (f" {others} more {'layer notices' if others == 1 else 'layers notice'} it." if others else "")
 
@@ -103,8 +103,8 @@ class Novelty:
         if corrected > level:
             return f"is not flagged as novel (p = {p_value(p)} over all layers)."
         return (
-            f"differs from the training data in `{layer}` (p = {p_value(corrected)}, corrected for {len(self.names)} "
-            f"layers), but not significantly over all layers together (p = {p_value(p)})."
+            f"differs from the training data in layer `{layer}` (p = {p_value(corrected)}, corrected for "
+            f"{len(self.names)} layers), but not significantly over all layers together (p = {p_value(p)})."
         )
 
     def describe(self, level: float = 0.01) -> str:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whence.numerals import decimals
+from whence.numerals import decimals, fixed
 from whence.report.page import theme
 from whence.report.page.dense import Picture, picture_of
-from whence.report.record.attributions import AttributedInput
+from whence.report.record.attributions import MUCH, AttributedInput
 from whence.report.record.sections import Feature
 
 STEPS = 101  # of the colour scale
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 def attribution_picture(found: AttributedInput) -> Picture | None:
     """The parts of the pixels of an image; the scale goes from −high to high."""
-    if found.map is None:
+    if found.map is None or not found.is_shown:
         return None
     values = np.array([[v or 0.0 for v in line] for line in found.map])
     high = float(np.quantile(np.abs(values), HIGH)) or float(np.abs(values).max()) or 1.0
@@ -39,7 +39,7 @@ def attribution_picture(found: AttributedInput) -> Picture | None:
 
 def attributed_columns(row: tuple[Feature, ...], found: AttributedInput | None) -> list[Column]:
     """The columns of a row, those with the largest parts first; as they are without parts."""
-    if found is None or found.columns is None:
+    if found is None or found.columns is None or not found.is_shown:
         return [Column(one.name, one.value, None, "") for one in row]
     values, high = dict(row), max((abs(one.value or 0.0) for one in found.columns), default=0.0) or 1.0
     places = decimals(high)
@@ -49,9 +49,27 @@ def attributed_columns(row: tuple[Feature, ...], found: AttributedInput | None) 
     ]
 
 
+def attribution_sum(found: AttributedInput | None, unit: str | None) -> str:
+    """The start, the parts and the rest, which add up to the uncertainty of the input."""
+    if found is None or found.rest is None or found.uncertainty is None or found.at_baseline is None:
+        return ""
+    rise = abs(found.uncertainty - found.at_baseline)
+    places = decimals(min(rise, abs(found.uncertainty)) or 1.0)
+    start, parts, rest, whole = (
+        fixed(value, places, signed)
+        for value, signed in (
+            (found.at_baseline, False), (found.sum, True), (found.rest, True), (found.uncertainty, False)
+        )
+    )  # fmt: skip
+    if not found.is_shown:
+        return f"Parts left out: of a rise by {fixed(rise, places)}, they miss {fixed(abs(found.rest), places)}."
+    about = "Approximate: start" if found.missed is not None and abs(found.missed) > MUCH else "Start"
+    return f"{about} {start}, parts {parts}, rest {rest}, together {whole}{f' {unit}' if unit else ''}."
+
+
 def token_styles(found: AttributedInput | None, count: int) -> list[str]:
     """Background and ink of each token by its part; empty without parts."""
-    if found is None or found.tokens is None:
+    if found is None or found.tokens is None or not found.is_shown:
         return [""] * count
     high = max((abs(part or 0.0) for part in found.tokens), default=0.0) or 1.0
     return [_style((part or 0.0) / high) for part in found.tokens] + [""] * (count - len(found.tokens))

@@ -12,7 +12,7 @@ from whence.report.formatting import shortened, significant
 from whence.report.record.audit import Deferral
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
 from whence.report.record.comparison import Method
-from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
+from whence.report.record.sections import Histogram, Novelty, PrunedNetwork, Sensitivity
 from whence.report.record.verdict import Guessing
 from whence.report.uncertainty import Shown
 
@@ -239,7 +239,7 @@ def novelty_layers(novelty: Novelty) -> Chart:
 
 
 def p_values(novelty: Novelty) -> Chart:
-    """Histogram of the overall p-values of each set."""
+    """Histogram of the overall p-values of each set, above what chance allows for inputs like the reference."""
     traces = []
     for one in novelty.sets:
         if one.p_values is not None:
@@ -252,7 +252,22 @@ def p_values(novelty: Novelty) -> Chart:
                  "hovertemplate": "p from %{x:.2f}: %{y:.1%} (%{customdata} inputs)"}
             )  # fmt: skip
     y = {**axis("share of the set"), "tickformat": ".0%", "rangemode": "tozero"}
-    return figure(traces, xaxis=axis("overall p-value"), yaxis=y)
+    chance = [trace for one in novelty.sets if one.p_values for trace in _chance(one.p_values)]
+    return figure([*chance, *traces], xaxis=axis("overall p-value"), yaxis=y)
+
+
+def _chance(found: Histogram) -> list[Chart]:
+    """The flat line of inputs like the reference, and the band that contains all bars of such a set."""
+    if found.low is None or found.high is None:
+        return []
+    flat, ends = significant(1 / len(found.counts)), [found.edges[0], found.edges[-1]]
+    edge = {"x": ends, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    return [
+        {**edge, "y": [significant(found.low)] * 2},
+        {**edge, "y": [significant(found.high)] * 2, "fill": "tonexty", "fillcolor": "rgba(136, 136, 136, 0.2)"},
+        {"x": ends, "y": [flat] * 2, "mode": "lines", "name": "expected of ordinary inputs", "hoverinfo": "skip",
+         "line": {"color": "#888888", "width": 1.5, "dash": "dot"}},
+    ]  # fmt: skip
 
 
 def pruning_score(rows: Sequence[PrunedNetwork], unit: str | None = None) -> tuple[str, str]:

@@ -46,14 +46,15 @@ class Scales:
     epistemic: float | None  # None if it is nowhere known
     wrong: float
     token: float
-    classes: tuple[int, ...]  # that are predicted anywhere
+    classes: tuple[int, ...]  # that are predicted or true anywhere
 
     @classmethod
     def of(cls, inputs: Iterable[ShownInput]) -> Scales:
         shown = list(inputs)
         maps = [one.maps for one in shown if one.maps is not None]
         tokens = [token.uncertainty or 0.0 for one in shown for token in one.tokens or ()]
-        predicted = {int(v) for one in maps for line in one.predicted for v in line if v is not None}
+        grids = [grid for one in maps for grid in (one.predicted, one.truth) if grid is not None]
+        predicted = {int(v) for grid in grids for line in grid for v in line if v is not None}
         total = _largest(one.total for one in maps)
         parts = [one.epistemic for one in maps if one.epistemic is not None]
         return cls(
@@ -81,8 +82,10 @@ def _largest(grids: Iterable[Grid]) -> float:
 
 
 def pictures(found: DenseMaps, scales: Scales) -> list[Picture]:
-    """Predicted, total uncertainty, its epistemic part, errors."""
+    """Predicted and true, total uncertainty, its epistemic part, errors."""
     made = [_predicted(found, scales)]
+    if found.truth is not None:
+        made.append(_classes(found, found.truth, scales, "true", "Map of the true classes"))
     labels = found.kind == "classes"
     name = "entropy (nats)" if labels else "predicted standard deviation"
     made.append(_scaled(name, f"Map of the {name}", found.total, scales.total, not labels))
@@ -102,16 +105,20 @@ def _predicted(found: DenseMaps, scales: Scales) -> Picture:
         low, high = (float(end(values)) for end in (np.nanmin, np.nanmax))
         picture = picture_of(_coloured((values - low) / ((high - low) or 1.0)))
         return Picture(f"predicted, {number(low)} to {number(high)}", picture, "Map of the predicted values")
-    order = list(scales.classes)
+    return _classes(found, found.predicted, scales, "predicted", "Map of the predicted classes")
+
+
+def _classes(found: DenseMaps, grid: Grid, scales: Scales, label: str, alt: str) -> Picture:
+    """Classes in the same colours on all maps; grey where they are unknown."""
+    values, order = _array(grid), list(scales.classes)
     colours = theme.class_colours(max(len(order), 2))
     table = {c: _rgb(colour) for c, colour in zip(order, colours, strict=False)}
-    levels = np.array([[table.get(int(v), UNKNOWN) for v in line] for line in values.tolist()], dtype=np.uint8)
+    known = np.nan_to_num(values, nan=-1).astype(int).tolist()
+    levels = np.array([[table.get(v, UNKNOWN) for v in line] for line in known], dtype=np.uint8)
     mine = [c for c in order if (values == c).any()]
     names = found.names or tuple(map(str, range(max(order) + 1)))
     key = tuple((_hex(table[c]), names[c]) for c in mine[:NAMED])
-    return Picture(
-        "predicted", picture_of(levels), "Map of the predicted classes", None, key, max(0, len(mine) - NAMED)
-    )
+    return Picture(label, picture_of(levels), alt, None, key, max(0, len(mine) - NAMED))
 
 
 def _scaled(label: str, alt: str, grid: Grid, high: float, root: bool = False) -> Picture:

@@ -43,12 +43,12 @@ def icicle(profile: Profile, most: int = MOST, spread: Spread | None = None) -> 
     """The data for the page's script: the trace without a view, and the views."""
     places = drawn_nodes(profile, most)
     nodes = [profile.nodes[i] for i in places]
-    limit, scale = _limit(profile), ExplainedScale.of(profile)
+    limit, scale, size = _limit(profile), ExplainedScale.of(profile), _Size(spread, profile.outputs)
     return {
         "trace": _trace(nodes, places, _prior(profile)),
         "layers": [node.layer for node in nodes],
         "palettes": {"explained": _palette(None), "difference": _palette(limit), "prior": _palette(None)},
-        "views": {view.key: _view(view, places, nodes, spread, _Steps(scale, limit)) for view in profile.views},
+        "views": {view.key: _view(view, places, nodes, size, _Steps(scale, limit)) for view in profile.views},
         "limit": limit, "ticks": scale.ticks, "decades": scale.decades,
         "thinned": len(nodes) < len(profile.nodes),
     }  # fmt: skip
@@ -82,7 +82,7 @@ def _trace(nodes: list[Node], places: list[int], prior: Numbers | None) -> Chart
     return dict(trace.to_plotly_json())
 
 
-def _view(view: View, places: list[int], nodes: list[Node], spread: Spread | None, steps: _Steps) -> Chart:
+def _view(view: View, places: list[int], nodes: list[Node], size: _Size, steps: _Steps) -> Chart:
     change = view.kind == "difference"
     shares, explained = ([values[i] for i in places] for values in (view.share, view.explained))
     widths, squeezed = (changes(shares, nodes), []) if change else fitted(shares, nodes)
@@ -90,7 +90,7 @@ def _view(view: View, places: list[int], nodes: list[Node], spread: Spread | Non
     words = ("change of the share", "change of explained") if change else ("share of the variance", "explained")
     return {
         "values": widths, "unit": unit, "palette": _palette_of(view),
-        "note": _note(view, undrawn(shares, nodes) if not change else [], bool(squeezed), spread),
+        "note": _note(view, undrawn(shares, nodes) if not change else [], bool(squeezed), size),
         "customdata": [
             [_share(s, change), _explained(e, change), steps.of(view, e)]
             for s, e in zip(shares, explained, strict=True)
@@ -219,10 +219,10 @@ def _limit(profile: Profile) -> float:
     return min(1.0, math.ceil(10 * max(sizes, default=1.0) + 1e-9) / 10)
 
 
-def _note(view: View, hidden: list[Node], squeezed: bool, spread: Spread | None) -> str:
+def _note(view: View, hidden: list[Node], squeezed: bool, size: _Size) -> str:
     """One or two sentences under the chart."""
     facts = [f"{number(view.inputs)} input{'s' * (view.inputs != 1)}"] if view.inputs else []
-    facts += [] if view.kind == "difference" else [_size(view.variance, spread)]
+    facts += [] if view.kind == "difference" else [size.words(view.variance)]
     words = [f"{view.label}: {', '.join(facts)}."]
     if view.kind == "prior":
         words.append("The shares before any training data.")
@@ -231,7 +231,7 @@ def _note(view: View, hidden: list[Node], squeezed: bool, spread: Spread | None)
         narrowed = "; their neighbours are narrowed to fit" if squeezed else ""
         words.append(
             f"{_counted(hidden)} with a negative share {'are' if several else 'is'} not drawn{narrowed}. "
-            "The numbers shown are exact."
+            "The labels give the shares themselves; only the widths are adjusted."
         )
     return " ".join(words)
 
@@ -244,12 +244,23 @@ def _counted(nodes: list[Node]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
 
 
-def _size(variance: float | None, spread: Spread | None) -> str:
-    """The mean variance of a view, of predicted numbers as a standard deviation."""
-    if spread is None or variance is None or variance < 0:
-        return f"mean variance of the outputs {number(variance)}"
-    of = ", all outputs together" if spread.several else ""
-    return f"standard deviation from weights {quantity(math.sqrt(variance), spread.unit)}{of}"
+@dataclass(frozen=True)
+class _Size:
+    """How large the variance of a view is, in words; of predicted numbers as a standard deviation."""
+
+    spread: Spread | None
+    outputs: int | None
+
+    def words(self, variance: float | None) -> str:
+        if self.spread is not None and variance is not None and variance >= 0:
+            of = ", all outputs together" if self.spread.several else ""
+            return f"standard deviation from weights {quantity(math.sqrt(variance), self.spread.unit)}{of}"
+        if self.outputs is None or self.outputs < 2 or variance is None:
+            return f"mean variance of the outputs {number(variance)}"
+        return (
+            f"variance summed over the {self.outputs:,} outputs, mean over inputs: {number(variance)}, that is "
+            f"{number(variance / self.outputs)} for each output"
+        )
 
 
 @dataclass(frozen=True)

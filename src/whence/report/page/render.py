@@ -14,10 +14,10 @@ import numpy as np
 
 from whence import numerals
 from whence.errors import need
-from whence.report import formatting, uncertainty
+from whence.report import formatting, notices, uncertainty
 from whence.report.page import glossary, icicle, names, people, seal, theme
 from whence.report.page.all_charts import audit_charts, comparison_charts, difference_charts
-from whence.report.page.attributed import attributed_columns, attribution_picture, token_styles
+from whence.report.page.attributed import attributed_columns, attribution_picture, attribution_sum, token_styles
 from whence.report.page.charts import CRITERIA, FEWEST, drawn_bins, looks_of, pairs, pruning_score
 from whence.report.page.dense import Scales, pictures, token_style
 from whence.report.page.explained import explained_text
@@ -107,7 +107,9 @@ def _environment() -> Any:
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
         "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
+        "notice": notices.in_words,
         "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
+        "attribution_sum": attribution_sum,
         "token_parts": token_styles, "caption": caption, "explained": explained_text, "capital": formatting.capital,
         "drawn": drawn_bins, "mean_iou": people.mean_iou,
     }  # fmt: skip
@@ -116,8 +118,9 @@ def _environment() -> Any:
 
 def section_name(key: str) -> str:
     """The title of a section of an audit, for what was left out."""
-    found = _text().audit_sections.get(key)
-    return str(found[1]) if found else {"answers": "Answers to frequent questions"}.get(key, key)
+    text = _text()
+    found = text.audit_sections.get(key)
+    return str(found[1]) if found else str(text.other_sections.get(key, key))
 
 
 def _text() -> Any:
@@ -142,7 +145,7 @@ def _audit(record: AuditRecord, most: int) -> Context:
         "what": "audit", "nested": True, "judged_points": JUDGED, "parts": [f"{part}.html.j2" for part in AUDIT_PARTS],
         "sections": {key: title for key, title in text.audit_sections.items() if _is_shown(record, key)},
         "matrix": people.MATRIX,
-        "terms": _terms(record, text),
+        "terms": _terms(record, text), "detector_terms": text.detector_terms,
         "tree": icicle.tree(profile, most) if profile else [], "views": _view_groups(profile) if profile else {},
         "negative": icicle.negative_units(profile) if profile else {},
         "kinds": {layer.name: layer.kind for layer in record.layers or ()}, "criteria": CRITERIA,

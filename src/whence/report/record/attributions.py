@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence.report.record.common import Count, Grid, Number, Sentences, SetName
+from whence.report.record.common import Count, Grid, Number, Numbers, Sentences, SetName
+
+MUCH, TOO_MUCH = 0.1, 0.3  # of the rise: parts that miss more are approximate, or are not shown
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,27 @@ class AttributedInput:
     map: Grid | None = None  # of an image, over its channels; of a large one, means of neighbouring pixels
     columns: tuple[Part, ...] | None = None  # of a row, the largest first
     tokens: tuple[Number, ...] | None = None  # of a text, in its order
+    steps: int | None = None  # on the line from the baseline
+
+    @property
+    def rest(self) -> float | None:
+        """What the start and the parts are short of the uncertainty."""
+        if self.uncertainty is None or self.at_baseline is None or self.sum is None:
+            return None
+        return self.uncertainty - self.at_baseline - self.sum
+
+    @property
+    def missed(self) -> float | None:
+        """The rest relative to the rise of the uncertainty."""
+        if self.rest is None or self.uncertainty is None or self.at_baseline is None:
+            return None
+        rise = abs(self.uncertainty - self.at_baseline)
+        return self.rest / rise if rise else None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the parts say where the uncertainty comes from: not if most of it is in the rest."""
+        return self.missed is None or abs(self.missed) <= TOO_MUCH
 
 
 @dataclass(frozen=True)
@@ -34,10 +57,20 @@ class Attributions:
     """Integrated gradients of the uncertainty of the inputs shown."""
 
     baseline: str
-    steps: Count
-    correlation: Number  # rank correlation with the same of a network whose weights are randomised
+    steps: Count  # at most
+    correlation: Number  # rank correlation with the same of networks whose weights are shuffled, on average
     inputs: tuple[AttributedInput, ...]
     words: Sentences
+    measure: str | None = None  # what is attributed: entropy or variance
+    unit: str | None = None  # of the parts
+    correlations: Numbers | None = None  # of each shuffle
+
+    @property
+    def title(self) -> str:
+        """What a part is, with its unit."""
+        if self.measure is None:
+            return "Adds"
+        return f"Adds to the {self.measure}{f' ({self.unit})' if self.unit else ''}"
 
     def of(self, name: SetName, index: int) -> AttributedInput | None:
         """What was found for one of the inputs."""

@@ -253,6 +253,17 @@ class BlockStructure:
 
 
 @dataclass(frozen=True)
+class PriorUsed:
+    """A prior, how it was chosen, and which results are under it."""
+
+    of: Literal["predictions", "profile", "novelty"]
+    prior: str
+    data_scale: Number
+    chosen: str
+    results: str
+
+
+@dataclass(frozen=True)
 class AuditRun(Run):
     """How an audit was made, and what it does not cover."""
 
@@ -261,6 +272,12 @@ class AuditRun(Run):
     covered: Number
     not_covered: tuple[Message, ...]
     interrupted: str | None
+    priors: tuple[PriorUsed, ...] | None = None  # that of the profile only if it is not that of the predictions
+
+    @property
+    def own_priors(self) -> dict[str, str]:
+        """The priors by what they are of."""
+        return {one.of: one.prior for one in self.priors or ()}
 
 
 @dataclass(frozen=True, kw_only=True)

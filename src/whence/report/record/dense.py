@@ -25,6 +25,7 @@ class DenseMaps:
     wrong: Grid | None  # part of the pixels that is wrong, or the absolute error; None where the truth is ignored
     pixels: Count  # pixels with a known truth
     mistakes: Count | None  # of these
+    truth: Grid | None = None  # true classes, where they are known
 
 
 class Token(NamedTuple):

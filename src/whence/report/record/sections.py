@@ -25,13 +25,16 @@ from whence.report.record.dense import DenseMaps, Token
 @dataclass(frozen=True)
 class Shares:
     """A layer's share of the predictive variance; ``share_low`` and ``share_high`` are its extremes with
-    the prior precision divided by ten, unchanged, and times ten (test data)."""
+    the prior precision divided by ten, unchanged, and times ten (test data). ``share_error`` is the standard error of
+    a share that is estimated, by random directions of the outputs or by draws."""
 
     variance_share: Number
     prior_share: Number
     explained: Number
     share_low: float | None = None
     share_high: float | None = None
+    share_error: float | None = None
+    explained_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,8 @@ class Profile:
     negative: tuple[NegativeShare, ...]
     words: Sentences
     prior: str | None = None
+    outputs: int | None = None  # of one input, over which variances are summed
+    columns: int | None = None  # random directions of the outputs of an input that stand in for all of them
 
 
 @dataclass(frozen=True)
@@ -208,6 +213,7 @@ class ShownInput:
     maps: DenseMaps | None = None
     tokens: tuple[Token, ...] | None = None
     more_tokens: int | None = None  # that are not shown
+    combined_p_value: Number = None  # of novelty, by the combination of detectors; ``p_value`` is by layer
 
 
 @dataclass(frozen=True)
@@ -225,10 +231,12 @@ class LayerQuantiles:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of values between two edges."""
+    """Number of values between two edges; ``low`` and ``high`` are the ends of the shares that chance allows."""
 
     edges: Numbers
     counts: tuple[Count, ...]
+    low: Number = None
+    high: Number = None
 
 
 @dataclass(frozen=True)
