@@ -53,6 +53,19 @@ def test_coverage_at_every_level_is_that_of_the_intervals(name: str) -> None:
     assert output.true == pytest.approx(y.flatten().tolist(), rel=1e-4)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_r2_is_the_share_of_the_variance_that_is_explained(outputs: int) -> None:
+    given = several(outputs)
+    audit = audited(given, sections=["quality"])
+    assert audit.results.quality is not None
+    row = next(one for one in audit.results.quality.metrics if one.name == "r2")
+    x, y = given.test
+    predicted = given.model(x).detach()
+    wanted = 1 - (predicted - y).square().sum(0) / (y - y.mean(0)).square().sum(0)
+    assert row.plain is not None and row.plain.value == pytest.approx(float(wanted.mean()), rel=1e-4)
+    assert row.plain.low is not None and row.plain.low < row.plain.value < (row.plain.high or 0) < 1
+
+
 def test_a_wrong_distribution_is_told_and_a_right_one_is_not() -> None:
     made, noise = several(1), 0.2
     x = torch.randn(400, 3, generator=torch.Generator().manual_seed(11))

@@ -35,7 +35,7 @@ RANKED = 100_000  # labels that an AUROC of errors ranks
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
 TINY = torch.finfo(torch.float32).tiny
 OF_LABELS = ("accuracy", "nll", "brier", "ece", "auroc")  # of metrics.evaluate
-OF_NUMBERS = ("rmse", "nll", "crps", "coverage", "width")
+OF_NUMBERS = ("rmse", "r2", "nll", "crps", "coverage", "width")
 COVERAGE, WIDTH, LEVEL = "coverage", "width", 0.95
 
 METRICS = [
@@ -43,6 +43,8 @@ METRICS = [
     for row in (
         ("accuracy", "Accuracy", "higher", "Share of right answers: the most probable class, or a label above 0.5."),
         ("rmse", "RMSE", "lower", "Root mean squared error: the size of a typical error."),
+        ("r2", "R²", "higher", "Share of the variance of the true values that the predictions explain: 1 is perfect, 0 "
+         "what always predicting their mean gives. Of several outputs the mean."),
         ("nll", "NLL", "lower", "Negative log likelihood, in nats: −log of the probability (density) of the truth. "
          "Confident errors cost most."),
         ("brier", "Brier score", "lower", "Squared distance between the predicted probabilities and the outcome."),

@@ -163,13 +163,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def audit(
         self,
-        X: Any,
+        X: Any,  # noqa: N803
         y: Any,
         *,
         train: Any = None,
         validation: Any = None,
         ood: Any = None,
-        **options: Any,  # noqa: N803
+        **options: Any,
     ) -> Audit:
         """:func:`whence.audit` of the posterior, with inputs and targets as :meth:`fit` takes them.
 
