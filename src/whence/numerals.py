@@ -108,8 +108,17 @@ def area(value: float | None, places: int = 2) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """Two significant digits."""
-    return NONE if value is None else number(value, 2)
+    """Two significant digits, and two decimals where it is not 0 or 1."""
+    if value is None or value in (0.0, 1.0) or not 0.0 < value < 1.0:
+        return NONE if value is None else number(value, 2)
+    text = number(value, 2)
+    return text if len(text) >= len("0.00") else f"{value:.2f}"
+
+
+def p_equals(value: float | None, least: float | None = None) -> str:
+    """A p-value as "p = 0.012", or "p ≤ 0.0005" for the ``least`` that so many permutations can give."""
+    smallest = value is not None and least is not None and value <= least * (1 + 1e-9)
+    return f"p {'≤' if smallest else '='} {p_value(value)}"
 
 
 def between(low: float, high: float, unit: str = "") -> str:

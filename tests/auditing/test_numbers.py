@@ -14,6 +14,7 @@ from tests.auditing.cases import Given, classification, heteroscedastic, regress
 from tests.auditing.conftest import made
 from whence import metrics
 from whence.errors import BadOption, Notice
+from whence.numerals import number
 
 
 def audited(given: Given, **options: Any) -> whence.Audit:
@@ -64,6 +65,30 @@ def test_r2_is_the_share_of_the_variance_that_is_explained(outputs: int) -> None
     wanted = 1 - (predicted - y).square().sum(0) / (y - y.mean(0)).square().sum(0)
     assert row.plain is not None and row.plain.value == pytest.approx(float(wanted.mean()), rel=1e-4)
     assert row.plain.low is not None and row.plain.low < row.plain.value < (row.plain.high or 0) < 1
+
+
+def test_the_noise_of_every_column_is_said() -> None:
+    given = several(1)
+    audit = audited(given, sections=["quality"], unit="kW")
+    assert audit.results.quality is not None and audit.results.quality.numbers is not None
+    noise, words = audit.results.quality.numbers.noise, audit.results.quality.numbers.words[0]
+    assert noise is not None and noise.estimated
+    residuals = [
+        float((given.model(x).detach() - y).square().mean().sqrt()) for x, y in (given.train, given.validation)
+    ]
+    assert (noise.plain, noise.bayesian) == (pytest.approx(residuals[0], rel=1e-3),) * 2
+    assert noise.recalibrated == pytest.approx(residuals[1], rel=1e-3)
+    assert (
+        f"The noise of the plain and of the Bayesian network is {number(noise.plain)} kW, the root mean square of the"
+        in words
+    )
+    assert (
+        f"that of the recalibrated network {number(noise.recalibrated)} kW, the root mean square of the validation"
+        in words
+    )
+    fixed = audited(given, likelihood=whence.Gaussian(0.5), sections=["quality"]).results.quality
+    assert fixed is not None and fixed.numbers is not None and fixed.numbers.noise is not None
+    assert fixed.numbers.noise.plain == pytest.approx(0.5) and not fixed.numbers.noise.estimated
 
 
 def test_a_wrong_distribution_is_told_and_a_right_one_is_not() -> None:

@@ -16,7 +16,7 @@ from whence.report.page.explained import ExplainedScale, explained_text
 from whence.report.page.icicle import STEPS, icicle, negative_units, undrawn
 from whence.report.page.people import mean_iou
 from whence.report.record.common import ReliabilityBin
-from whence.report.record.verdict import Guessing
+from whence.report.record.sections import OneAnswer
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_small_groups_are_in_the_table_only(images: dict[str, Any]) -> None:
 
 def test_pruning_shows_what_one_answer_would_reach(images: dict[str, Any]) -> None:
     record = audit(images)
-    guess = Guessing("", None, record.quality.metrics[0].plain, 0.758, "nothing")  # type: ignore[union-attr, arg-type]
+    guess = OneAnswer("nothing", 0.758)
     rows = record.pruning.rows  # type: ignore[union-attr]
     last = pruning_curve(rows, None, guess)["data"][-1]
     assert last["y"] == [0.758] * 2 and last["name"] == "always answering “nothing”" and last["line"]["dash"] == "dot"
@@ -109,7 +109,7 @@ def test_the_whole_network_has_no_change(images: dict[str, Any]) -> None:
     row = record["pruning"]["rows"][0]
     row |= {"sparsity": 0.0, "change": 0.0, "change_low": -0.0136, "change_high": 0.0136}
     record["pruning"]["rows"] = [row, {**row, "sparsity": 0.5}]
-    table = Outline(render(record)).words.partition("Weights left")[2]
+    table = Outline(render(record)).words.partition("Parameters left")[2]
     assert table.count("[−1.4, 1.4]") == 1 and table.startswith(" Accuracy Change (points)")
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from whence.auditing.calibration import relative_error, significant_sign, smallest
 from whence.auditing.points import Judge, is_negligible
-from whence.numerals import area, number, p_value, percent, points, with_interval
+from whence.numerals import area, number, percent, points, with_interval
 from whence.report.formatting import quantity
 from whence.report.record.audit import AuditRecord, DeferralRule
 from whence.report.record.common import Tone
@@ -365,10 +365,10 @@ def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference
 
 def _beside_the_rest(name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> str:
     shown = [
-        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` (p = {p_value(d.p)})"
+        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` ({d.p_words})"
         if d.is_share
         else f"{'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)} for `{group.name}` "
-        f"(p = {p_value(d.p)})"
+        f"({d.p_words})"
         for group, d in rows[:GROUPED]
     ]
     more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whence.auditing.tasks import Task
+from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, BadOption, NotDefined, Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, fpr95, reliability
@@ -50,20 +50,30 @@ METRICS = [
         ("brier", "Brier score", "lower", "Squared distance between the predicted probabilities and the outcome."),
         ("crps", "CRPS", "lower", "Distance between the predicted distribution and the outcome."),
         ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy over "
-         f"{BINS} groups of equal width, in percentage points. It is too large on average if there are few inputs."),
+         f"{BINS} groups of equal width, in percentage points. With few inputs the estimate is too large on average. "
+         "The interval is corrected for that, so the estimate lies near its upper end."),
         ("coverage", "Coverage of 95% intervals", "0.95", "Share of true values inside the interval; it should be "
          "95%."),
         ("width", "Width of 95% intervals", "lower", "Mean width of the intervals; comparable only at equal coverage."),
         ("auroc", "AUROC", "higher", "How well the probability ranks positives above negatives; 0.5 is chance, 1 "
          "perfect."),
-        ("error_auroc", "AUROC of errors", "higher", "How well uncertainty ranks wrong answers above right ones; 0.5 "
-         "is chance, 1 perfect."),
-        ("ood_auroc", "AUROC against novel inputs", "higher", "How well uncertainty ranks novel inputs above "
-         "test inputs; 0.5 is chance, 1 perfect."),
+        ("error_auroc", "AUROC of errors", "higher", "How well the UNCERTAINTY ranks wrong answers above right "
+         "ones; 0.5 is chance, 1 perfect."),
+        ("ood_auroc", "AUROC against novel inputs", "higher", "How well the UNCERTAINTY ranks novel inputs "
+         "above test inputs; 0.5 is chance, 1 perfect."),
         ("ood_fpr95", "FPR95 against novel inputs", "lower", "Share of test inputs flagged when 95% of the novel "
-         "inputs are."),
+         "inputs are, by the UNCERTAINTY."),
     )
 ]  # fmt: skip
+
+
+BRIER_OF_CLASSES = (
+    "Squared distance between the predicted probabilities and the outcome, summed over the classes: 0 to 2."
+)
+BRIER_OF_LABELS = (
+    "Squared difference between the predicted probability of a label (of the positive class) and the outcome: 0 to 1."
+)
+UNCERTAINTY = {"entropy": "entropy of the prediction", "variance": "predicted standard deviation"}
 
 
 # Several predictions for the same inputs
@@ -121,14 +131,33 @@ def scores_of(
     targets: Tensor,
     novel: Sequence[tuple[Tensor, Tensor] | None],
     seed: int,
+    things: str = "labels",
 ) -> Iterator[Scores]:
-    """Every metric that applies; ``novel`` are uncertainties of inputs in and out of distribution, or None."""
+    """Every metric that applies; ``novel`` are uncertainties of inputs in and out of distribution, or None.
+
+    ``things``: what is counted, pixels for example.
+    """
+    labels = int((targets >= 0).sum()) if task.has_labels else 0
     pairs = zip(predictions, novel, strict=True)
     found = [_all_scores(task, prediction, targets, apart, seed) for prediction, apart in pairs]
     for metric in METRICS:
         values = [scores.get(metric.name) for scores in found]
         if any(value is not None for value in values):
-            yield Scores(metric, values, [losses_of(metric.name, one, targets) for one in predictions])
+            yield Scores(
+                described(metric, task, labels, things),
+                values,
+                [losses_of(metric.name, one, targets) for one in predictions],
+            )
+
+
+def described(metric: MetricName, task: Task, labels: int, things: str) -> MetricName:
+    """The metric with what depends on the task: its scale, the score that ranks, and how many are ranked."""
+    about = metric.about.replace("UNCERTAINTY", UNCERTAINTY.get(task.measure, "uncertainty"))
+    if metric.name == "brier":
+        about = BRIER_OF_CLASSES if isinstance(task, Classes) else BRIER_OF_LABELS
+    elif metric.name == "error_auroc" and labels > RANKED:
+        about += f" Measured on {RANKED:,} of the {labels:,} {things}, spread evenly over them."
+    return replace(metric, about=about)
 
 
 def _all_scores(

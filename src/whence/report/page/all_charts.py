@@ -46,7 +46,7 @@ def audit_charts(record: AuditRecord) -> dict[str, Chart]:
         found["novelty-layers"] = novelty_layers(novelty)
         found["novelty-p"] = p_values(novelty)
     if record.pruning and record.pruning.rows:
-        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit, quality.guessing if quality else None)
+        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit, record.pruning.guess)
     if record.sensitivity:
         found["sensitivity-curve"] = sensitivity_curve(record.sensitivity, layer_colours(record))
     return found | (comparison_charts(record.comparison) if record.comparison else {})

@@ -12,8 +12,7 @@ from whence.report.formatting import shortened, significant
 from whence.report.record.audit import Deferral
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
 from whence.report.record.comparison import Method
-from whence.report.record.sections import Novelty, PrunedNetwork, Sensitivity
-from whence.report.record.verdict import Guessing
+from whence.report.record.sections import Novelty, OneAnswer, PrunedNetwork, Sensitivity
 from whence.report.uncertainty import Shown
 
 T = TypeVar("T")
@@ -263,7 +262,7 @@ def pruning_score(rows: Sequence[PrunedNetwork], unit: str | None = None) -> tup
     return "nll", "negative log likelihood"
 
 
-def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess: Guessing | None = None) -> Chart:
+def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess: OneAnswer | None = None) -> Chart:
     """Accuracy (or the error) against the share of prunable weights removed, and the accuracy of one answer to all."""
     score, name = pruning_score(rows, unit)
     traces = []
@@ -280,7 +279,7 @@ def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess:
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 
-def _one_answer(guess: Guessing) -> Chart:
+def _one_answer(guess: OneAnswer) -> Chart:
     """A line at the accuracy of always answering the most frequent class, to which an empty network falls back."""
     of = f"“{plain_text(shortened(guess.name))}”" if guess.name else "the most frequent class"
     return {
