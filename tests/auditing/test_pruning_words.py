@@ -40,8 +40,12 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
     rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, 0.01, 400)
     words = pruning_words(rows, chance=0.3)
     assert "30% of the weights (without biases) can be removed" in words
-    wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to +1.0 percentage points, n = 400)."
+    wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to 1.0 percentage points, n = 400)."
     assert f"With 30% removed the accuracy {wanted}" in words
+    rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, -0.0004, 400)
+    wanted = "falls by 0.5 percentage points (95% interval 0.04 to 2.00 percentage points, n = 400)."
+    words = pruning_words(rows, chance=0.3)
+    assert f"With 30% removed the accuracy {wanted} The interval does not rule out a loss of more than one" in words
     assert "recovers" not in words
 
 

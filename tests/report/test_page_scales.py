@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from tests.report import sample_record
 from tests.report.test_page import Outline
 from tests.report.typed import audit, nodes, render
-from whence.report.page.charts import drawn_bins, pruning_curve, reliability
+from whence.report.page.charts import drawn_bins, drawn_pairs, of_bins, pruning_curve, reliability
 from whence.report.page.explained import ExplainedScale, explained_text
 from whence.report.page.icicle import STEPS, icicle, negative_units, undrawn
 from whence.report.page.people import mean_iou
-from whence.report.record.common import ReliabilityBin
+from whence.report.record.common import PlainAndBayesian, RejectionCurve, ReliabilityBin
 from whence.report.record.sections import OneAnswer
 
 
@@ -102,6 +103,21 @@ def test_pruning_shows_what_one_answer_would_reach(images: dict[str, Any]) -> No
     last = pruning_curve(rows, None, guess)["data"][-1]
     assert last["y"] == [0.758] * 2 and last["name"] == "always answering “nothing”" and last["line"]["dash"] == "dot"
     assert len(pruning_curve(rows)["data"]) == len(pruning_curve(rows, None, guess)["data"]) - 1
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.004, 0.05])
+def test_curves_that_coincide_are_drawn_once(apart: float) -> None:
+    """A difference that cannot be seen makes one line, which says that it is both."""
+    bins = tuple(ReliabilityBin(c, c - 0.1, c - 0.2, c, 40) for c in (0.5, 0.7, 0.9))
+    other = tuple(replace(one, accuracy=(one.accuracy or 0) + apart) for one in bins)
+    names = [trace["name"] for trace in reliability(drawn_pairs(PlainAndBayesian(other, bins), of_bins))["data"]]
+    assert names == (["Bayesian", "plain network"] if apart > 0.01 else ["both (the two coincide)"])
+    curves = (
+        RejectionCurve((0.1, 0.5, 1.0), (0.0, 0.1, 0.2)),
+        RejectionCurve((0.1, 0.3, 0.5, 1.0), (0, 0.05, 0.1, 0.2 + apart)),
+    )
+    drawn = drawn_pairs(PlainAndBayesian(*curves), lambda curve: (curve.coverage, curve.error))
+    assert len(drawn) == (1 if apart < 0.002 else 2)
 
 
 def test_the_whole_network_has_no_change(images: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from whence.errors import Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import defer
 from whence.metrics.proportions import coverage_by_chance, share_of
-from whence.numerals import between, number, percent, points, share_range
+from whence.numerals import between, number, percent, points, points_range, share_range
 from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.formatting import quantity
 from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, ExpectedShare, Reached
@@ -209,7 +209,7 @@ def _change_words(
     sign, name = significant_sign(change), "percentage points" if found.is_rate else unit
     before, after = (percent(one.value) if found.is_rate else quantity(one.value, unit) for one in (whole, some))
     near, far = sorted((abs(change.low), abs(change.high))) if sign else (change.low, change.high)
-    span = f"{points(near)} to {points(far)}" if found.is_rate else between(near, far)
+    span = points_range(near, far) if found.is_rate else between(near, far)
     named = f" {name}" if name else ""
     if sign:
         size = points(abs(change.value or 0.0)) if found.is_rate else number(abs(change.value or 0.0))

@@ -22,7 +22,7 @@ from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, ece, evaluate
 from whence.metrics.group_test import PERMUTATIONS, Differences, group_differences
 from whence.metrics.proportions import share_of
-from whence.numerals import between, number, percent, points
+from whence.numerals import between, number, percent, points, points_range
 from whence.report.record.audit import RATE
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
@@ -282,7 +282,7 @@ def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
     sign = 1 if value >= 0 else -1
     ends = sorted((sign * low, sign * high))
     if d.is_share:
-        shown, interval = f"{points(abs(value))} percentage points", f"{points(ends[0])} to {points(ends[1])}"
+        shown, interval = f"{points(abs(value))} percentage points", points_range(*ends)
     else:
         shown, interval = number(abs(value)), between(ends[0], ends[1])
     more = f"(95% interval {interval}, corrected {d.p_words})"

@@ -22,7 +22,6 @@ from whence.metrics.means import mean
 from whence.metrics.pit import PitHistogram, pit_distance, pit_histogram
 from whence.numerals import percent, with_interval
 from whence.posteriors.laplace.more_data import noise_is_estimated
-from whence.posteriors.laplace.posterior import Laplace
 from whence.predictive.predictions import CountPrediction, RegressionPrediction
 from whence.report.formatting import quantity
 from whence.report.record.common import Estimate, PlainAndBayesian
@@ -68,7 +67,7 @@ def _noise(context: Context, predictions: Mapping[Kind, Any]) -> Noise | None:
     if plain is None or bayesian is None:
         return None
     posterior = context.posterior
-    estimated = isinstance(posterior, Laplace) and noise_is_estimated(posterior)
+    estimated = posterior.has_curvature and noise_is_estimated(posterior.as_laplace("the noise"))
     return Noise(plain, bayesian, found.get(Kind.RECALIBRATED), estimated)
 
 

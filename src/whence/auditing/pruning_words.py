@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from whence.extras.pruning.curve import PruneRow
-from whence.numerals import between, minus, percent, points
+from whence.numerals import between, percent, points, points_range
 
 CRITERIA = {
     "snr": "signal to noise",
@@ -155,17 +155,19 @@ def _moved(row: PruneRow, whole: PruneRow) -> str:
 
 
 def _interval(row: PruneRow, whole: PruneRow) -> str:
-    """The 95% interval of the change, and the number of examples."""
+    """The 95% interval of the change (of its size, where the sign is clear), and the number of examples."""
     low, high = row.change_low, row.change_high
     if low is None or high is None:
         return ""
+    clear = low > 0 or high < 0
+    low, high = sorted((abs(low), abs(high))) if clear else (low, high)
     if whole.accuracy is not None:
-        shown = f"{points(low, signed=True)} to {points(high, signed=True)} percentage points"
+        shown = f"{points_range(low, high)} percentage points"
     elif whole.rmse is not None:
-        shown = minus(f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}")
+        shown = f"{points_range(low / whole.rmse, high / whole.rmse)}%"
     else:
         shown = between(low, high, "nats")
-    return f" (95% interval of the change {shown}, n = {row.examples or 0:,})"
+    return f" (95% interval{'' if clear else ' of the change'} {shown}, n = {row.examples or 0:,})"
 
 
 def _count(row: PruneRow) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from whence.auditing.data import spaced
 from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, BadOption, NotDefined, Notice
 from whence.metrics import Estimate as Measured
@@ -27,7 +28,6 @@ from whence.predictive.predictions import (
 )
 from whence.report.record.common import Bins, Estimate, MetricName, ReliabilityBin
 from whence.report.record.common import Numbers as Values
-from whence.where.weights import thinned
 
 BINS = 15  # as in metrics.ece, so that its value follows from the table
 POINTS = 200  # of a curve
@@ -271,5 +271,6 @@ def reliability_bins(prediction: Any, targets: Tensor, of: Literal["confidence"]
 
 
 def sorted_values(values: Tensor) -> Values:
-    """Sorted values, thinned to a few hundred."""
-    return tuple(thinned(values.sort().values, POINTS).tolist())
+    """Sorted values, at most a few hundred, with the smallest and the largest."""
+    ordered = values.sort().values
+    return tuple(ordered[spaced(len(ordered), min(len(ordered), POINTS))].tolist())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from whence.errors import need
 from whence.report.formatting import shortened, significant
@@ -58,6 +61,9 @@ class Look:
 
 PLAIN = Look("plain network", PLAIN_COLOUR, "○", "circle-open", "dot")
 BAYESIAN = Look("Bayesian", COLOURS[0], "●", "circle")
+COINCIDING = Look("both (the two coincide)", COLOURS[0], "●", "circle")
+SEEN = 0.01  # difference of two curves, relative to the largest value, that can be seen
+Points = tuple[Sequence[Number], Sequence[Number]]  # x and y
 
 
 def looks_of(methods: Sequence[Method]) -> list[Look]:
@@ -70,6 +76,23 @@ def looks_of(methods: Sequence[Method]) -> list[Look]:
         place = i % len(MARKS)
         found.append(Look(method.name, colour, MARKS[place], SYMBOLS[place], "dash" if plain else "solid"))
     return found
+
+
+def drawn_pairs(both: PlainAndBayesian[T], points: Callable[[T], Points]) -> list[tuple[Look, T]]:
+    """As ``pairs``; as one, where the two cannot be told apart in a chart of these points."""
+    return [(COINCIDING, both.bayesian)] if _coincide(points(both.plain), points(both.bayesian)) else pairs(both)
+
+
+def _coincide(first: Points, second: Points) -> bool:
+    """Whether two curves are closer than a line is wide, relative to the larger of the two."""
+    (x, y), (u, v) = ([[value for value in column if value is not None] for column in one] for one in (first, second))
+    if not x or not u or len(x) != len(y) or len(u) != len(v):
+        return False
+    across, up = (SEEN * max(map(abs, [*one, *other])) for one, other in ((x, u), (y, v)))
+    if len(x) == len(u) and all(abs(a - b) <= across for a, b in zip(x, u, strict=True)):
+        return all(abs(a - b) <= up for a, b in zip(y, v, strict=True))
+    apart = np.abs(np.interp(x, u, v) - np.array(y)) if x == sorted(x) and u == sorted(u) else np.array([math.inf])
+    return bool(apart.max() <= up)
 
 
 def pairs(both: PlainAndBayesian[T]) -> list[tuple[Look, T]]:
@@ -121,6 +144,12 @@ def plain_text(text: str) -> str:
 # Predictions
 
 
+def of_bins(bins: Bins | None) -> Points:
+    """The points of a reliability curve."""
+    drawn = drawn_bins(bins or ())
+    return [one.confidence for one in drawn], [one.accuracy for one in drawn]
+
+
 def drawn_bins(bins: Bins) -> Bins:
     """The groups that are large enough for a point; all of them if none is."""
     return tuple(one for one in bins if one.count >= FEWEST) or bins
@@ -153,11 +182,21 @@ def above(values: Numbers) -> Chart:
     return {"x": rounded(values), "y": [significant(1 - i / len(values)) for i in range(len(values))]}
 
 
+def above_points(log: bool) -> Callable[[Numbers], Points]:
+    """The points of the same curve on its axis."""
+
+    def points(values: Numbers) -> Points:
+        x = [math.log10(v) if log and v else v for v in values]
+        return x, above(values)["y"]
+
+    return points
+
+
 def uncertainties(found: Shown) -> Chart:
     """The share of inputs whose uncertainty exceeds a value: thin for test data, thick for out-of-distribution data."""
     traces = []
     for curves, words, width in ((found.test, DATA["test"], 1.5), (found.ood, DATA["ood"], 3.5)):
-        for look, values in pairs(curves) if curves else ():
+        for look, values in drawn_pairs(curves, above_points(found.log)) if curves else ():
             style = look.style(shape="hv", width=width) | {"name": f"{words}, {look.name}"}
             traces.append({**above(values), "mode": "lines", **style, "hovertemplate": "%{y:.0%} above %{x:.3g}"})
     y = percentages("share of inputs above it", HIGHEST_TITLE)
@@ -197,7 +236,8 @@ def deferral_curve(deferral: Deferral) -> Chart:
     """Error of the inputs that the network answers, against their share."""
     assert deferral.curve is not None
     title = f"{plain_text(deferral.error)} of the answered"
-    return rejection_curves(pairs(deferral.curve), title, deferral.is_rate, of=deferral.answers)
+    curves = drawn_pairs(deferral.curve, lambda curve: (curve.coverage, curve.error))
+    return rejection_curves(curves, title, deferral.is_rate, of=deferral.answers)
 
 
 def rejection_curves(

@@ -100,7 +100,8 @@ def _environment() -> Any:
     made.filters |= {
         "number": numerals.number, "percent": numerals.percent, "share": numerals.share,
         "share_range": numerals.share_range, "fixed": numerals.fixed,
-        "estimate": formatting.estimate, "shown": formatting.shown,
+        "alike": numerals.alike, "places": formatting.places_of, "plus_minus": formatting.plus_minus,
+        "p_value": numerals.p_value, "estimate": formatting.estimate, "shown": formatting.shown,
         "duration": formatting.duration, "size": formatting.size, "term": term,
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,

@@ -163,6 +163,15 @@ class Reached:
     deferred_error: Estimate | None
     change: Estimate | None = None  # error of the answered inputs minus that of all
 
+    @property
+    def answered(self) -> int:
+        """The number of answers that are given."""
+        return round((self.coverage.value or 0.0) * self.coverage.count)
+
+    @property
+    def deferred(self) -> int:
+        return self.coverage.count - self.answered
+
 
 @dataclass(frozen=True)
 class ExpectedShare:
