@@ -266,8 +266,8 @@ def _prevalence_words(found: Groups, different: Container[str]) -> Iterator[str]
         low, high = known[least], known[most]
         if low.high is not None and high.low is not None and low.high < high.low:
             yield (
-                f"The prevalence of `{found.positive}` is {percent(low.value)} in `{one.name}: {least}` and "
-                f"{percent(high.value)} in `{one.name}: {most}`. Error rates and losses differ between such groups "
+                f"The prevalence of `{found.positive}` is {percent(low.value, 1)} in `{one.name}: {least}` and "
+                f"{percent(high.value, 1)} in `{one.name}: {most}`. Error rates and losses differ between such groups "
                 "even if the network recognises both classes equally well in each: compare sensitivity and specificity."
             )
 

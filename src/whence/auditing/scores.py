@@ -70,8 +70,12 @@ METRICS = [
 BRIER_OF_CLASSES = (
     "Squared distance between the predicted probabilities and the outcome, summed over the classes: 0 to 2."
 )
+BRIER_OF_ONE = (
+    "Squared difference between the predicted probability of the positive class and the outcome (0 or 1): 0 to 1."
+)
 BRIER_OF_LABELS = (
-    "Squared difference between the predicted probability of a label (of the positive class) and the outcome: 0 to 1."
+    "Squared difference between the predicted probability of a label and the outcome (0 or 1), mean over labels: 0 to "
+    "1."
 )
 UNCERTAINTY = {"entropy": "entropy of the prediction", "variance": "predicted standard deviation"}
 
@@ -137,24 +141,25 @@ def scores_of(
 
     ``things``: what is counted, pixels for example.
     """
-    labels = int((targets >= 0).sum()) if task.has_labels else 0
     pairs = zip(predictions, novel, strict=True)
     found = [_all_scores(task, prediction, targets, apart, seed) for prediction, apart in pairs]
     for metric in METRICS:
         values = [scores.get(metric.name) for scores in found]
         if any(value is not None for value in values):
             yield Scores(
-                described(metric, task, labels, things),
+                described(metric, task, targets, things),
                 values,
                 [losses_of(metric.name, one, targets) for one in predictions],
             )
 
 
-def described(metric: MetricName, task: Task, labels: int, things: str) -> MetricName:
+def described(metric: MetricName, task: Task, targets: Tensor, things: str) -> MetricName:
     """The metric with what depends on the task: its scale, the score that ranks, and how many are ranked."""
+    labels = int((targets >= 0).sum()) if task.has_labels else 0
     about = metric.about.replace("UNCERTAINTY", UNCERTAINTY.get(task.measure, "uncertainty"))
     if metric.name == "brier":
-        about = BRIER_OF_CLASSES if isinstance(task, Classes) else BRIER_OF_LABELS
+        one = BRIER_OF_LABELS if targets[:1].numel() > 1 else BRIER_OF_ONE
+        about = BRIER_OF_CLASSES if isinstance(task, Classes) else one
     elif metric.name == "error_auroc" and labels > RANKED:
         about += f" Measured on {RANKED:,} of the {labels:,} {things}, spread evenly over them."
     return replace(metric, about=about)
