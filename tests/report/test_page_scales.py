@@ -18,6 +18,7 @@ from whence.report.page.icicle import STEPS, icicle, negative_units, undrawn
 from whence.report.page.people import mean_iou
 from whence.report.record.common import PlainAndBayesian, RejectionCurve, ReliabilityBin
 from whence.report.record.sections import OneAnswer
+from whence.report.uncertainty import quartiles
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,9 @@ def test_curves_that_coincide_are_drawn_once(apart: float) -> None:
     """A difference that cannot be seen makes one line, which says that it is both."""
     bins = tuple(ReliabilityBin(c, c - 0.1, c - 0.2, c, 40) for c in (0.5, 0.7, 0.9))
     other = tuple(replace(one, accuracy=(one.accuracy or 0) + apart) for one in bins)
-    names = [trace["name"] for trace in reliability(drawn_pairs(PlainAndBayesian(other, bins), of_bins))["data"]]
+    traces = reliability(drawn_pairs(PlainAndBayesian(other, bins), of_bins))["data"]
+    assert len(traces) == 2 or traces[0]["showlegend"] is True, "a legend of one line has to be asked for"
+    names = [trace["name"] for trace in traces]
     assert names == (["Bayesian", "plain network"] if apart > 0.01 else ["both (the two coincide)"])
     curves = (
         RejectionCurve((0.1, 0.5, 1.0), (0.0, 0.1, 0.2)),
@@ -145,6 +148,8 @@ def test_tiny_entropies_are_not_written_as_powers(images: dict[str, Any]) -> Non
         values[:] = [6.11e-10 for _ in values]
     words = Outline(render(record)).words
     assert "<0.0001" in words and "× 10⁻" not in words
+    assert quartiles((0.0, 0.02, 0.3, 5.3), False) == ["0.02", "0.30", "5.30"]
+    assert quartiles((1e-9, 1e-6, 0.0003, 5.31), False) == ["<0.0001", "0.0003", "5.31"]
 
 
 def test_predicted_numbers_are_not_explained_by_classes() -> None:

@@ -44,6 +44,7 @@ class Look:
     mark: str  # in text
     symbol: str  # in charts
     dash: str = "solid"
+    both: bool = False  # whether it stands for two, so that a legend names it even if it is the only one
 
     def style(self, **line: Any) -> Chart:
         """Plotly options for its lines and marks."""
@@ -51,6 +52,7 @@ class Look:
             "name": plain_text(shortened(self.name)),
             "line": {"color": self.colour, "dash": self.dash, "width": 2, **line},
             "marker": {"color": self.colour, "symbol": self.symbol, "size": 8},
+            **({"showlegend": True} if self.both else {}),
         }
 
     @property
@@ -61,7 +63,7 @@ class Look:
 
 PLAIN = Look("plain network", PLAIN_COLOUR, "○", "circle-open", "dot")
 BAYESIAN = Look("Bayesian", COLOURS[0], "●", "circle")
-COINCIDING = Look("both (the two coincide)", COLOURS[0], "●", "circle")
+COINCIDING = Look("both (the two coincide)", COLOURS[0], "●", "circle", both=True)
 SEEN = 0.01  # difference of two curves, relative to the largest value, that can be seen
 Points = tuple[Sequence[Number], Sequence[Number]]  # x and y
 

@@ -106,7 +106,7 @@ def _environment() -> Any:
         "dotted": names.dotted, "code": names.code, "picture": picture, "judged": judged, "aim": aim, "rank": rank,
         "pairs": pairs, "weakest": people.weakest, "place": people.place, "tint": people.tint,
         "pictures": pictures, "token_style": token_style, "points_estimate": formatting.points_estimate,
-        "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold,
+        "shown_uncertainty": uncertainty.shown, "threshold": uncertainty.threshold, "quartiles": uncertainty.quartiles,
         "threshold_label": uncertainty.threshold_label, "spelt": names.spelt, "section_name": section_name,
         "used": glossary.used, "attributed": attributed_columns, "attribution_picture": attribution_picture,
         "token_parts": token_styles, "caption": caption, "explained": explained_text, "capital": formatting.capital,
