@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -244,14 +245,17 @@ def test_small_groups_are_said_to_be_small_and_are_not_compared() -> None:
     assert small.metrics[names.index("nll")].low is None and small.metrics[names.index("ece")] is None
 
 
-def test_two_classes_have_rates_by_group_and_reasons_for_missing_rankings() -> None:
+def test_two_classes_have_rates_by_group_and_reasons_for_missing_rankings(tmp_path: Path) -> None:
     one = given("binary")
     x, y = one.test[0], one.test[1].flatten()
     rare = torch.zeros(len(y), dtype=torch.bool)
     rare[(y == 0).nonzero().flatten()[:40]] = True
     rare[(y == 1).nonzero().flatten()[:2]] = True  # 2 of 42
-    found = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, classes=["no", "yes"]).results.groups
+    audit = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, classes=["no", "yes"])
+    found, page = audit.results.groups, audit.html(tmp_path / "audit.html").read_text()
     assert found is not None and found.positive == "yes" and found.permutations == 2000
+    assert 'aria-label="Rates of site"' in page and '<small class="word">2 positives</small>' in page
+    assert "permuted 2,000 times" in page and "p = 0" not in page
     predicted = posterior("binary").predict(x).labels.flatten()
     for group, mask in zip(found.groupings[0].groups, (rare, ~rare), strict=True):
         assert group.positives == int(y[mask].sum())

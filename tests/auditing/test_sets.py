@@ -15,7 +15,7 @@ import whence
 from tests.auditing.cases import ALL, Given, classification, trained
 from tests.auditing.conftest import made
 from whence.errors import BadOption, Notice
-from whence.numerals import number
+from whence.numerals import alike
 from whence.report.record.convert import from_json, to_json
 
 F64 = torch.float64
@@ -170,7 +170,7 @@ def test_page_and_terminal_show_it(tmp_path: Any, capsys: pytest.CaptureFixture[
     assert section is not None
     for row in section.rows:
         (shown,), (score,) = section.thresholds(row), row.thresholds
-        assert shown == pytest.approx(1 - score) and f"<td>{number(shown)}</td>" in page
+        assert shown == pytest.approx(1 - score) and f"<td>{alike([shown])[0]}</td>" in page
         assert row.sets is not None and row.sets.several is not None
         assert row.sets.several + (row.sets.singletons or 0) + (row.sets.empty or 0) == pytest.approx(1)
     assert "Nothing is guaranteed for one class" in page and "sets by true class" in page
