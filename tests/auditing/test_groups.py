@@ -269,6 +269,10 @@ def test_two_classes_have_rates_by_group_and_reasons_for_missing_rankings(tmp_pa
     assert small.metrics[names.index("auroc")] is None and small.why is not None
     assert small.why[names.index("auroc")] == "2 positives"
     assert large.why is not None and large.why[names.index("auroc")] is None
+    other = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, positive=0).results.groups
+    assert other is not None and other.groupings[0].groups[0].why is not None
+    assert other.groupings[0].groups[0].why[names.index("auroc")] == "2 negatives"
+    assert other.groupings[0].groups[0].positives == 40
 
 
 def test_the_smallest_p_value_is_an_upper_bound_and_prevalences_are_compared() -> None:

@@ -146,7 +146,8 @@ def _rankings(context: Context, mask: Tensor, why: dict[str, str]) -> dict[str, 
         found["error_auroc"] = auroc(uncertainty, ranked.wrong[mine], groups=owner, seed=context.seed)
     if isinstance(context.task, Classes):
         return found
-    if lacking := _lacking(targets[mask] == 1, "positive", "negative"):
+    names = ("positive", "negative") if context.positive else ("negative", "positive")
+    if lacking := _lacking(targets[mask] == 1, *names):
         why[RANKED] = lacking
     else:
         found |= evaluate(prediction, targets, metrics=[RANKED], mask=mask, **common)  # type: ignore[arg-type]
