@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ class Simulated:
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, outside: Tensor | None = None) -> None:
         self.task, self.classes, self.seed, self.baseline = task_of(likelihood), None, 0, None
-        self.likelihood, self.targets, self.sets = likelihood, targets, {}
+        self.likelihood, self.targets, self.sets, self.training = likelihood, targets, {}, None
         self.raw = {"test": outputs, "ood": outside}
-        self.outputs, self.positive = TARGET, 1
+        self.outputs, self.positive, self.posterior = TARGET, 1, SimpleNamespace(has_curvature=False)
 
     @property
     def elements(self) -> Elements | None:

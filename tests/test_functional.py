@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import whence
 from tests.comparison import assert_close
 from whence.errors import BadData, Notice, UnsupportedLayer
-from whence.functional import output_tensor
+from whence.outputs import output_tensor
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(12) % 3

@@ -13,7 +13,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "whence"
 ORDER = [
-    "vocabulary", "errors", "_version", "numerals", "tables", "engine", "closures", "copies", "labels", "functional",
+    "vocabulary", "errors", "_version", "numerals", "tables", "engine", "closures", "copies", "labels", "outputs",
+    "functional",
     "likelihoods", "linalg", "recording", "curvature", "priors", "training", "predictive", "posteriors", "metrics",
     "where", "io", "extras", "robustness", "report", "auditing", "zoo", "integrations", "compat", "cli",
 ]  # fmt: skip

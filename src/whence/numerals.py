@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 NONE = "–"
@@ -60,7 +61,7 @@ def percent(value: Any, places: int | None = None) -> str:
     if abs(scaled) < 100 and float(text.replace(",", "")) in (100.0, -100.0):
         return minus(f"{'−' * (scaled < 0)}{'>' if scaled > 0 else ''}{_all_but_one(digits)}%")
     if float(text.replace(",", "")) == 0.0:
-        return f"<{10.0**-digits:.{digits}f}%"
+        return f"{'−' * (scaled < 0)}<{10.0**-digits:.{digits}f}%"
     return minus(f"{text}%")
 
 
@@ -92,12 +93,18 @@ def _all_but_one(places: int) -> str:
     return f"99.{'9' * places}" if places else "99"
 
 
-def points(value: float, signed: bool = False) -> str:
+def points(value: float, signed: bool = False, places: int = 1) -> str:
     """A difference of fractions in percentage points, without these words."""
     if not abs(value) < LARGE:
         return number(100.0 * value)
-    rounded = round(100.0 * value, 1)
-    return minus(f"{rounded:{'+' if signed else ''}.1f}") if rounded else "0.0"
+    rounded = round(100.0 * value, places)
+    return minus(f"{rounded:{'+' if signed else ''}.{places}f}") if rounded else f"{0:.{places}f}"
+
+
+def points_range(low: float, high: float) -> str:
+    """An interval of a difference of fractions, in percentage points."""
+    places = apart_from_zero(1, 100.0 * low, 100.0 * high)
+    return f"{points(low, places=places)} to {points(high, places=places)}"
 
 
 def area(value: float | None, places: int = 2) -> str:
@@ -105,27 +112,36 @@ def area(value: float | None, places: int = 2) -> str:
     if value is None:
         return NONE
     if value in (0.0, 1.0):
-        return f"{value:.0f}"
+        return f"{value:.{3 if places == 3 else 0}f}"
     if places == 3 or not 0.995 > value >= 0.005:
         return ">0.999" if value >= 0.9995 else "<0.001" if value < 0.0005 else f"{value:.3f}"
     return f"{value:.{places}f}"
 
 
 def p_value(value: float | None) -> str:
-    """Two significant digits."""
-    return NONE if value is None else number(value, 2)
+    """Two significant digits, and two decimals where it is not 0 or 1."""
+    if value is None or value in (0.0, 1.0) or not 0.0 < value < 1.0:
+        return NONE if value is None else number(value, 2)
+    text = number(value, 2)
+    return text if len(text) >= len("0.00") else f"{value:.2f}"
+
+
+def p_equals(value: float | None, least: float | None = None) -> str:
+    """A p-value as "p = 0.012", or "p ≤ 0.0005" for the ``least`` that so many permutations can give."""
+    smallest = value is not None and least is not None and value <= least * (1 + 1e-9)
+    return f"p {'≤' if smallest else '='} {p_value(value)}"
 
 
 def between(low: float, high: float, unit: str = "") -> str:
     """An interval in words, with as many decimals as its width needs."""
-    places = decimals(0.0, low, high)
+    places = apart_from_zero(decimals(0.0, low, high), low, high)
     ends = [minus(f"{0.0 if round(end, places) == 0 else end:,.{places}f}") for end in (low, high)]
     return f"{ends[0]} to {ends[1]}{f' {unit}' if unit else ''}"
 
 
 def with_interval(value: float, low: float, high: float, unit: str = "", signed: bool = False) -> str:
     """A value and its 95% interval in words, with the same decimals: "0.12 nats, 95% interval 0.08 to 0.16"."""
-    places = decimals(value, low, high)
+    places = apart_from_zero(decimals(value, low, high), low, high)
     one, *ends = (0.0 if round(each, places) == 0 else each for each in (value, low, high))
     sign = "+" if signed else ""
     shown = [f"{one:{sign},.{places}f}", *(f"{end:,.{places}f}" for end in ends)]
@@ -144,6 +160,21 @@ def decimals(value: float, low: float = math.nan, high: float = math.nan) -> int
         least = 2 - _magnitude(size) if size >= 1 else min(2, 1 - _magnitude(size)) if size else 0
         return _bounded(max(of_width, least) if low >= 0 else of_width)
     return _bounded(min(max(2 - _magnitude(size), of_width), 3 - _magnitude(size)))
+
+
+def apart_from_zero(places: int, low: float, high: float) -> int:
+    """As many decimals as an interval that excludes 0 needs not to end there, if two more are enough."""
+    nearest = low if low > 0 else high if high < 0 else 0.0
+    enough = (more for more in range(places, places + 3) if round(nearest, more))
+    return next(enough, places) if math.isfinite(nearest) else places
+
+
+def alike(values: Iterable[Any], digits: int = 3) -> list[str]:
+    """Numbers of a column with the same decimals: those that the largest needs for so many significant digits."""
+    every = list(values)
+    largest = max((abs(value) for value in every if is_number(value)), default=0.0)
+    places = _bounded(digits - 1 - _magnitude(largest)) if largest else 0
+    return [fixed(value, places) for value in every]
 
 
 def minus(text: str) -> str:

@@ -133,7 +133,7 @@ def test_the_card_has_what_deferral_misses() -> None:
 def test_guarantees_that_shared_inputs_break_are_said_to_be_broken() -> None:
     record = weighted()
     assert record.conformal is not None
-    assert "1 of 400 validation inputs (0.25%) is in the training data" in record.conformal.limits
+    assert "not guaranteed here: 1 of the 400 validation inputs is in the training data" in record.conformal.guarantee
     found = record.data.overlap
     assert found is not None and (found.test, found.validation, found.between) == (0, 1, 2)
 

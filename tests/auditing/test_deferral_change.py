@@ -7,8 +7,12 @@ import math
 import pytest
 import torch
 
-from whence.auditing.answered import Answers
+from whence.auditing.answered import Answers, quantile_index
+from whence.auditing.deferral import coverage_words
 from whence.auditing.steps import NumberAnswers
+from whence.metrics.proportions import coverage_by_chance
+from whence.report.record.audit import Chosen, Deferral, DeferralRule, ExpectedShare, Reached
+from whence.report.record.common import Estimate
 
 
 def ranked(count: int, labels: int, seed: int, use: float) -> Answers:
@@ -55,6 +59,33 @@ def test_a_fall_is_found_where_the_two_intervals_overlap() -> None:
         assert change is not None and some is not None and every is not None
         found += change.high < 0 and some.high > float(every)
     assert found >= 4
+
+
+def rule(target: float, share: tuple[float, float, float], expected: ExpectedShare) -> DeferralRule:
+    reached = Reached(Estimate(*share, 0.95, 200), None, None)
+    return DeferralRule("coverage", target, None, 0.2, "some", Chosen(target, 0.05), reached, expected)
+
+
+def test_rules_that_miss_their_aim_are_explained_by_chance_or_by_different_data() -> None:
+    """The expected range is that of thresholds that are drawn again and again."""
+    low, high = coverage_by_chance(quantile_index(100, 0.9) + 1, 100, 200)
+    gen = torch.Generator().manual_seed(0)
+    held, test = torch.rand(4000, 100, generator=gen), torch.rand(4000, 200, generator=gen)
+    drawn = (test <= held.sort(1).values[:, quantile_index(100, 0.9) : quantile_index(100, 0.9) + 1]).double().mean(1)
+    assert 0.95 <= float(((drawn >= low) & (drawn <= high)).double().mean()) < 0.98
+    expected = ExpectedShare(low, high, 100)
+    rows = (
+        rule(0.9, (0.91, 0.86, 0.94), expected),
+        rule(0.9, (0.85, 0.80, 0.893), expected),
+        rule(0.9, (0.7, 0.63, 0.76), expected),
+    )
+    words = [*coverage_words(Deferral("entropy", "entropy", "error rate", rows, None, ()))]
+    assert len(words) == 2
+    assert (
+        "The rule for 90% answers 85% of the test inputs (95% interval 80% to 89.3%, which excludes 90%)." in words[0]
+    )
+    assert "A threshold that is chosen on 100 validation inputs can differ that much by chance" in words[0]
+    assert "the test inputs seem more uncertain than the validation inputs" in words[1]
 
 
 def test_uncertainty_that_says_nothing_is_rarely_significant() -> None:

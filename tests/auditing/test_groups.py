@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -79,6 +80,19 @@ def test_many_numbers_are_cut_at_quantiles() -> None:
     assert sizes(tied)["up to 0"] == 70, "equal values stay together"
     gone = split(np.array([*np.arange(40.0), np.nan]))
     assert sizes(gone)["missing"] == 1
+
+
+def test_categories_keep_their_order_and_numbers_in_words_are_sorted_by_size() -> None:
+    assert split(["10 to 14", "5 to 9", "5 to 9", "adult"]).names == ("adult", "5 to 9", "10 to 14")
+    pandas = pytest.importorskip("pandas")
+    ages = ["under 40", "40 to 64", "65 and over"]
+    given = pandas.Categorical([ages[i % 3] for i in range(40)], categories=[*ages, "unused"], ordered=True)
+    for groups in (given, pandas.DataFrame({"age": given}), {"age": pandas.Series(given)}):
+        found = read_groups(groups, examples(40, 100), None)
+        assert found is not None and found.of(examples(40, 100))[0].names == tuple(ages)
+        assert found.of(examples(40, 100))[0].place.tolist() == [i % 3 for i in range(40)]
+    numbers = read_groups(pandas.Categorical([2, 1] * 20, categories=[2, 1]), examples(40, 100), None)
+    assert numbers is not None and numbers.of(examples(40, 100))[0].names == ("2", "1")
 
 
 def test_too_many_words_leave_the_most_frequent_and_the_others() -> None:
@@ -262,6 +276,51 @@ def test_small_groups_are_said_to_be_small_and_are_not_compared() -> None:
     names = [metric.name for metric in found.metrics]
     assert small.metrics[names.index("accuracy")].low is not None
     assert small.metrics[names.index("nll")].low is None and small.metrics[names.index("ece")] is None
+
+
+def test_two_classes_have_rates_by_group_and_reasons_for_missing_rankings(tmp_path: Path) -> None:
+    one = given("binary")
+    x, y = one.test[0], one.test[1].flatten()
+    rare = torch.zeros(len(y), dtype=torch.bool)
+    rare[(y == 0).nonzero().flatten()[:40]] = True
+    rare[(y == 1).nonzero().flatten()[:2]] = True  # 2 of 42
+    audit = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, classes=["no", "yes"])
+    found, page = audit.results.groups, audit.html(tmp_path / "audit.html").read_text()
+    assert found is not None and found.positive == "yes" and found.permutations == 2000
+    assert 'aria-label="Rates of site"' in page and '<small class="word">2 positives</small>' in page
+    assert "permuted 2,000 times" in page and "p = 0" not in page
+    predicted = posterior("binary").predict(x).labels.flatten()
+    for group, mask in zip(found.groupings[0].groups, (rare, ~rare), strict=True):
+        assert group.positives == int(y[mask].sum())
+        assert group.prevalence is not None and group.prevalence.value == pytest.approx(float(y[mask].mean()), rel=1e-5)
+        right = (predicted[mask & (y == 0)] == 0).double().mean()
+        assert group.specificity is not None and group.specificity.value == pytest.approx(float(right), rel=1e-5)
+    small, large = found.groupings[0].groups
+    assert small.sensitivity is None and large.sensitivity is not None
+    assert large.sensitivity.value == pytest.approx(float((predicted[~rare & (y == 1)] == 1).double().mean()), rel=1e-5)
+    names = [metric.name for metric in found.metrics]
+    assert small.metrics[names.index("auroc")] is None and small.why is not None
+    assert small.why[names.index("auroc")] == "2 positives"
+    assert large.why is not None and large.why[names.index("auroc")] is None
+    other = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, positive=0).results.groups
+    assert other is not None and other.groupings[0].groups[0].why is not None
+    assert other.groupings[0].groups[0].why[names.index("auroc")] == "2 negatives"
+    assert other.groupings[0].groups[0].positives == 40
+
+
+def test_the_smallest_p_value_is_an_upper_bound_and_prevalences_are_compared() -> None:
+    torch.manual_seed(0)
+    one = given("binary")
+    rare = one.test[1].flatten() == 0
+    rare[:6] = ~rare[:6]
+    found = audited("binary", {"site": np.where(rare.numpy(), "a", "b")}, classes=["no", "yes"]).results.groups
+    assert found is not None
+    every = [d for group in found.groupings[0].groups for d in group.differences]
+    least = [d for d in every if d.p is not None and d.p < 0.00051]
+    assert all(d.p_words == "p ≤ 0.0005" for d in least)
+    assert all(d.p_words.startswith("p = 0.") or d.p == 1 for d in every if d not in least)
+    said = [line for line in found.words if "The prevalence of `yes` is" in line]
+    assert len(said) == any(d.significant and d.quantity in ("error rate", "log loss", "share deferred") for d in every)
 
 
 def test_without_groups_there_is_no_section_and_no_complaint() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.auditing.cases import Given, classification, heteroscedastic, regress
 from tests.auditing.conftest import made
 from whence import metrics
 from whence.errors import BadOption, Notice
+from whence.numerals import number
 
 
 def audited(given: Given, **options: Any) -> whence.Audit:
@@ -53,6 +55,43 @@ def test_coverage_at_every_level_is_that_of_the_intervals(name: str) -> None:
     assert output.true == pytest.approx(y.flatten().tolist(), rel=1e-4)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_r2_is_the_share_of_the_variance_that_is_explained(outputs: int) -> None:
+    given = several(outputs)
+    audit = audited(given, sections=["quality"])
+    assert audit.results.quality is not None
+    row = next(one for one in audit.results.quality.metrics if one.name == "r2")
+    x, y = given.test
+    predicted = given.model(x).detach()
+    wanted = 1 - (predicted - y).square().sum(0) / (y - y.mean(0)).square().sum(0)
+    assert row.plain is not None and row.plain.value == pytest.approx(float(wanted.mean()), rel=1e-4)
+    assert row.plain.low is not None and row.plain.low < row.plain.value < (row.plain.high or 0) < 1
+
+
+def test_the_noise_of_every_column_is_said() -> None:
+    given = several(1)
+    audit = audited(given, sections=["quality"], unit="kW")
+    assert audit.results.quality is not None and audit.results.quality.numbers is not None
+    noise, words = audit.results.quality.numbers.noise, audit.results.quality.numbers.words[0]
+    assert noise is not None and noise.estimated
+    residuals = [
+        float((given.model(x).detach() - y).square().mean().sqrt()) for x, y in (given.train, given.validation)
+    ]
+    assert (noise.plain, noise.bayesian) == (pytest.approx(residuals[0], rel=1e-3),) * 2
+    assert noise.recalibrated == pytest.approx(residuals[1], rel=1e-3)
+    assert (
+        f"The noise of the plain and of the Bayesian network is {number(noise.plain)} kW, the root mean square of the"
+        in words
+    )
+    assert (
+        f"that of the recalibrated network {number(noise.recalibrated)} kW, the root mean square of the validation"
+        in words
+    )
+    fixed = audited(given, likelihood=whence.Gaussian(0.5), sections=["quality"]).results.quality
+    assert fixed is not None and fixed.numbers is not None and fixed.numbers.noise is not None
+    assert fixed.numbers.noise.plain == pytest.approx(0.5) and not fixed.numbers.noise.estimated
+
+
 def test_a_wrong_distribution_is_told_and_a_right_one_is_not() -> None:
     made, noise = several(1), 0.2
     x = torch.randn(400, 3, generator=torch.Generator().manual_seed(11))
@@ -85,7 +124,8 @@ def test_the_unit_stands_everywhere(tmp_path: Any, capsys: pytest.CaptureFixture
         "predicted standard deviation (kW)",
     ):
         assert text in page, text
-    assert "kW²" not in page
+    before, inputs, after = re.split(r'(<section id="inputs".*?</section>)', page, flags=re.DOTALL)
+    assert "kW²" in inputs and "kW²" not in before + after  # parts of an attribution add up to a variance
     assert "kW</h4>" in page or " kW <small>" in page or "kW</small>" in page
     assert "kW on 120 test inputs" in audit.results.verdict.words
     assert audit.results.deferral is not None and audit.results.deferral.error == "root mean squared error (kW)"

@@ -37,6 +37,19 @@ def test_confusions_are_counted() -> None:
         assert sum(share or 0 for share in row) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["classification", "binary", "several", "dense"])
+def test_classes_have_their_frequency_in_every_set(name: str) -> None:
+    given, audit = made(name)
+    assert audit.results.quality is not None
+    rows = audit.results.quality.classes or ()
+    assert len(rows) > 1
+    for field, (_, y) in (("in_training", given.train), ("in_validation", given.validation), ("frequency", given.test)):
+        several = name == "several"
+        shares = [(y[:, k] == 1 if several else y == k)[y >= 0 if not several else ...] for k in range(len(rows))]
+        wanted = [float(one.double().mean()) for one in shares] if not several else y.double().mean(0).tolist()
+        assert [getattr(row, field) for row in rows] == pytest.approx(wanted, abs=1e-5), field
+
+
 def test_many_classes_have_a_list_of_confusions_and_no_matrix() -> None:
     probs, y = softmax(3000, 150)
     found = confusion(Labelled(probs, y, None), [f"c{i}" for i in range(150)])

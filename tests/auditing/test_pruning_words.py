@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import whence
+from tests.auditing.cases import binary
+from whence.auditing.data import spaced
 from whence.auditing.pruning_words import most_frequent, pruning_words
 from whence.extras.pruning.curve import PruneRow
 
@@ -38,8 +40,12 @@ def test_the_change_has_its_interval_and_number_of_examples() -> None:
     rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, 0.01, 400)
     words = pruning_words(rows, chance=0.3)
     assert "30% of the weights (without biases) can be removed" in words
-    wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to +1.0 percentage points, n = 400)."
+    wanted = "falls by 0.5 percentage points (95% interval of the change −2.0 to 1.0 percentage points, n = 400)."
     assert f"With 30% removed the accuracy {wanted}" in words
+    rows[2] = PruneRow("snr", 0.3, 0.3, 700, 0.895, None, 0.1, -0.005, -0.02, -0.0004, 400)
+    wanted = "falls by 0.5 percentage points (95% interval 0.04 to 2.00 percentage points, n = 400)."
+    words = pruning_words(rows, chance=0.3)
+    assert f"With 30% removed the accuracy {wanted} The interval does not rule out a loss of more than one" in words
     assert "recovers" not in words
 
 
@@ -55,8 +61,28 @@ def test_a_network_no_better_than_guessing_shows_nothing() -> None:
     assert "can be pruned" not in words
 
 
+@pytest.mark.parametrize(("accuracy", "words"), [(0.4, "less than"), (0.5, "as many as"), (0.505, "only 0.5 percent")])
+def test_a_network_beside_the_most_frequent_answer(accuracy: float, words: str) -> None:
+    assert f"{words}" in pruning_words(curve("snr", [accuracy] * 6), chance=0.5)
+
+
+def test_the_baseline_is_of_the_inputs_that_are_pruned_for() -> None:
+    given = binary()
+    inputs, targets = given.test
+    audit = whence.audit(
+        given.model, given.train, likelihood="binary", test=given.test, sections=["quality", "pruning"],
+        profiled=50, progress=False, classes=["no", "yes"],
+    )  # fmt: skip
+    pruning = audit.results.pruning
+    assert pruning is not None and pruning.guess is not None and pruning.rows[0].examples == 50
+    some = targets.flatten()[spaced(len(inputs), 50)]
+    share = max(float(some.mean()), 1 - float(some.mean()))
+    assert pruning.guess.accuracy == pytest.approx(share)
+    assert pruning.guess.name == ("yes" if some.mean() > 0.5 else "no")
+
+
 def test_most_frequent() -> None:
-    assert most_frequent(torch.tensor([0, 1, 1, -100])) == pytest.approx(2 / 3)
+    assert most_frequent(torch.tensor([0, 1, 1, -100])) == (1, pytest.approx(2 / 3))
     assert most_frequent(None) is None
 
 

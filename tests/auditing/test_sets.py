@@ -15,6 +15,7 @@ import whence
 from tests.auditing.cases import ALL, Given, classification, trained
 from tests.auditing.conftest import made
 from whence.errors import BadOption, Notice
+from whence.numerals import alike
 from whence.report.record.convert import from_json, to_json
 
 F64 = torch.float64
@@ -86,11 +87,14 @@ def test_every_task_has_the_section_and_its_file_opens(name: str) -> None:
     section = audit.results.conformal
     assert section is not None
     assert from_json(type(audit.results), json.loads(json.dumps(to_json(audit.results)))) == audit.results
-    assert "contains the true answer with a probability of at least 90" in section.guarantee
-    assert ("position drawn at random" in section.guarantee) == (name == "dense")
+    shared = audit.results.data.overlap is not None and bool(audit.results.data.overlap.validation)
+    assert ("coverage is not guaranteed here" in section.guarantee) == shared
+    said = section.limits if shared else section.guarantee
+    assert "contains the true answer with a probability of at least approximately 90% or 95%" in said
+    assert "The prior was tuned on the same validation data" in section.limits
+    assert ("position drawn at random" in said) == (name == "dense")
     for row in section.rows:
         assert (row.sets is None) == (section.kind == "intervals") and (row.intervals is None) == (row.sets is not None)
-        shared = audit.results.data.overlap is not None and bool(audit.results.data.overlap.validation)
         assert (row.chance_low is None) == (name in ("dense", "several") or shared), "shared inputs break the guarantee"
 
 
@@ -161,7 +165,14 @@ def test_several_labels_have_a_threshold_and_a_row_each() -> None:
 def test_page_and_terminal_show_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, audit = made("classification")
     page = audit.html(tmp_path / "audit.html").read_text()
-    assert "Prediction sets and intervals with a coverage guarantee" in page
+    assert "Conformal prediction sets and intervals" in page and "smallest probability of an answer" in page
+    section = audit.results.conformal
+    assert section is not None
+    for row in section.rows:
+        (shown,), (score,) = section.thresholds(row), row.thresholds
+        assert shown == pytest.approx(1 - score) and f"<td>{alike([shown])[0]}</td>" in page
+        assert row.sets is not None and row.sets.several is not None
+        assert row.sets.several + (row.sets.singletons or 0) + (row.sets.empty or 0) == pytest.approx(1)
     assert "Nothing is guaranteed for one class" in page and "sets by true class" in page
     audit.show()
     assert "Prediction sets (conformal)" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from whence.auditing.data import Examples
 from whence.auditing.guessing import implied_auroc
 from whence.auditing.label_tables import Labelled, by_class
 from whence.auditing.leading_layer import leading_layer
-from whence.auditing.overlap import overlap
+from whence.auditing.overlap import overlap, read_training
 from whence.auditing.points import Judge
 from whence.auditing.verdict import judged, overall
 from whence.errors import BadOption, Notice
@@ -305,7 +305,7 @@ def test_test_inputs_in_the_training_data_are_counted() -> None:
     for train in ((x, y), loader, (x, y.double()[:, None])):
         found = overlap(train, labelled, None)
         assert found is not None and (found.test, found.same_target) == (5, 3)
-    cut = overlap((x, y), test, replace(test, name="validation"), most=5)
+    cut = overlap((x, y), test, replace(test, name="validation"), lambda train: read_training(train, most=5))
     assert cut is not None and (cut.checked, cut.test, cut.validation) == (5, 2, 2)
     assert overlap(None, test, None) is None and overlap((x, y), None, None) is None
     assert overlap(iter(()), test, None) is None

@@ -10,6 +10,7 @@ from torch import nn
 
 import whence
 from whence.cli import main, references
+from whence.numerals import percent
 
 ARGS = ["prune", "p.safetensors", "net.py:model", "--fraction", "0.5", "--out", "small.safetensors"]
 
@@ -31,10 +32,20 @@ def test_weights_are_those_of_prune(posterior: whence.Laplace, capsys: pytest.Ca
     assert torch.equal(network(x), wanted(x))
     zeros = sum(int((p == 0).sum()) for p in network.parameters())
     assert told["parameters"] == told["parameters_before"] - zeros and zeros == 28
+    assert (told["masked"], told["prunable"]) == (28, 56) and 0 < told["sparsity"] < 0.5
     row = whence.prune_curve(
         posterior, references.resolve("net.py:dataset", "").tensors, fractions=(0, 0.5), by="magnitude", progress=False
     ).rows
     assert told["before"]["nll"] == pytest.approx(row[0].nll) and told["after"]["nll"] == pytest.approx(row[1].nll)
+
+
+def test_both_shares_are_told(posterior: whence.Laplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what can be pruned, and of all parameters."""
+    assert main([*ARGS, "--by", "magnitude"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "28 of the 56 parameters that can be pruned (50%), by magnitude" in out
+    total = sum(p.numel() for p in posterior.network.params.values())
+    assert f"{total} → {total - 28}: {percent(28 / total)} fewer, as biases and others are not pruned" in out
 
 
 def test_compact(posterior: whence.Laplace, capsys: pytest.CaptureFixture[str]) -> None:

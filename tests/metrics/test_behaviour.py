@@ -21,7 +21,7 @@ from whence.predictive.predictions import BinaryPrediction, ClassificationPredic
 
 OF_LABELS = [m.accuracy, m.nll, m.brier, m.ece, m.mce, m.classwise_ece, m.aurc, m.selective_accuracy]
 OF_SCORES = [m.auroc, m.aupr, m.fpr95]
-OF_NUMBERS = [m.rmse, m.mae, m.nll, m.crps, m.coverage, m.width, m.interval_score]
+OF_NUMBERS = [m.rmse, m.mae, m.r2, m.nll, m.crps, m.coverage, m.width, m.interval_score]
 
 
 @pytest.fixture(autouse=True)
@@ -365,11 +365,11 @@ class TestEvaluate:
 
     def test_of_numbers(self) -> None:
         x, y = normals()
-        assert set(m.evaluate(x, y)) == {"rmse", "mae", "nll", "crps", "coverage", "width", "interval_score"}
-        assert set(m.evaluate(x.mean, y)) == {"rmse", "mae"}
+        assert set(m.evaluate(x, y)) == {score.__name__ for score in OF_NUMBERS}
+        assert set(m.evaluate(x.mean, y)) == {"rmse", "mae", "r2"}
         assert set(m.evaluate((y - 1, y + 1), y)) == {"coverage", "width", "interval_score"}
         assert "nll" not in m.evaluate(torch.randn(20, 60), y)
-        assert set(m.evaluate(torch.distributions.StudentT(torch.full((60,), 5.0)), y)) == {"rmse", "mae", "nll"}
+        assert set(m.evaluate(torch.distributions.StudentT(torch.full((60,), 5.0)), y)) == {"rmse", "mae", "r2", "nll"}
         prediction = RegressionPrediction(x.mean[:, None], x.variance[:, None], x.variance[:, None])
         assert "ood_auroc_epistemic" in m.evaluate(prediction, y, ood=prediction)
 

@@ -57,6 +57,7 @@ STUDIES = {
     "aupr": Study(normal_data, metrics.aupr, lambda: known.true_aupr(1.0, 0.5)),
     "fpr95": Study(known.two_normals(200, 200, 1.5), metrics.fpr95, lambda: known.true_fpr(1.5)),
     "rmse": Study(forecast_data, metrics.rmse, lambda: math.sqrt(known.MEAN_VARIANCE)),
+    "r2": Study(forecast_data, metrics.r2, lambda: 1 - known.MEAN_VARIANCE / (1 + known.MEAN_VARIANCE)),
     "mae": Study(forecast_data, metrics.mae, lambda: math.sqrt(2 / math.pi)),
     "gaussian nll": Study(forecast_data, metrics.nll, lambda: known.true_gaussian_nll(0.7)),
     "crps": Study(forecast_data, metrics.crps, lambda: known.true_crps(0.7)),
@@ -88,7 +89,7 @@ def assert_covers(
 
 OFTEN = {
     "accuracy", "nll", "ece width", "ece l2", "mce mass", "classwise", "aurc", "selective", "auroc", "fpr95", "rmse",
-    "auroc difference", "crps", "coverage", "interval score",
+    "r2", "auroc difference", "crps", "coverage", "interval score",
 }  # fmt: skip
 
 

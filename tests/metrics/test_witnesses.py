@@ -9,6 +9,7 @@ import torch
 
 from tests.metrics.cases import labelled, rng
 from whence import metrics
+from whence.errors import NotDefined
 from whence.metrics.elements import MetricOptions, elements
 from whence.metrics.intervals import bootstrap
 
@@ -79,6 +80,28 @@ def test_sklearn_regression(seed: int, weighted: bool) -> None:
     assert metrics.rmse(guess, y, **common) == pytest.approx(wanted, rel=1e-10)
     wanted = sklearn_metrics.mean_absolute_error(y.numpy(), guess.numpy(), sample_weight=w)
     assert metrics.mae(guess, y, **common) == pytest.approx(wanted, rel=1e-10)
+    wanted = sklearn_metrics.r2_score(y.numpy(), guess.numpy(), sample_weight=w)
+    assert metrics.r2(guess, y, **common) == pytest.approx(wanted, rel=1e-10)
+
+
+@pytest.mark.parametrize("weighted", WEIGHTED)
+def test_sklearn_r2_of_several_outputs(weighted: bool) -> None:
+    """Of outputs in different units, far from 0; each has the same part."""
+    noise, y = torch.randn(2, 80, 3, generator=rng(1), dtype=torch.float64)
+    y = (y + 1e4) * torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64)
+    guess = y + 0.5 * noise * torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64)
+    w = weights_of(80, weighted, 1)
+    wanted = sklearn_metrics.r2_score(y.numpy(), guess.numpy(), sample_weight=w)
+    assert metrics.r2(guess, y, weights=w, resamples=0) == pytest.approx(wanted, rel=1e-8)
+
+
+def test_r2_of_the_mean_and_of_the_truth() -> None:
+    y = torch.randn(40, generator=rng(2), dtype=torch.float64)
+    assert metrics.r2(torch.full_like(y, float(y.mean())), y, resamples=0) == pytest.approx(0, abs=1e-12)
+    perfect = metrics.r2(y, y)
+    assert (perfect, perfect.low, perfect.high) == (1, 1, 1)
+    with pytest.raises(NotDefined, match="all targets of an output are equal"):
+        metrics.r2(y, torch.ones(40))
 
 
 def by_norm(norm: str) -> Callable:

@@ -14,7 +14,8 @@ import whence
 from tests.reference import networks_conv, networks_dense, networks_sequence, networks_wiring  # noqa: F401
 from tests.reference.cases import CASES
 from tests.reference.variational import LinearRegression, gaussian_kl
-from whence.functional import arguments, output_tensor
+from whence.functional import arguments
+from whence.outputs import output_tensor
 from whence.posteriors.variational import ScaleMixture, Variational, VariationalModule, variational
 from whence.posteriors.variational.estimators import half_normal
 

@@ -16,8 +16,22 @@ from plotly.offline import get_plotlyjs
 
 from tests.report import sample_record
 from tests.report.typed import audit, nodes, render
-from whence.numerals import area, between, fixed, number, percent, points, share, share_range, with_interval
-from whence.report.formatting import area_estimate, duration, estimate, points_estimate
+from whence.numerals import (
+    alike,
+    area,
+    between,
+    fixed,
+    number,
+    p_equals,
+    p_value,
+    percent,
+    points,
+    points_range,
+    share,
+    share_range,
+    with_interval,
+)
+from whence.report.formatting import area_estimate, duration, estimate, places_of, plus_minus, points_estimate
 from whence.report.page.dense import Scales, pictures
 from whence.report.page.glossary import used
 from whence.report.page.icicle import UNITS, changes, fitted, icicle, tree
@@ -188,7 +202,12 @@ def test_a_record_that_was_written_and_read_gives_the_same_page(images: dict[str
 
 def test_regression_on_rows() -> None:
     words = Outline(render(sample_record.tabular())).words
-    for text in ("1.42 ± 0.31", "sepal length (cm)", "root mean squared error at most 0.05", "no out-of-distribution"):
+    for text in (
+        "1.420 ± 0.310",
+        "sepal length (cm)",
+        "root mean squared error at most 0.05",
+        "no out-of-distribution",
+    ):
         assert text in words
 
 
@@ -305,11 +324,39 @@ def test_numbers_as_words() -> None:
     assert share_range(0.0083, 0.004, 0.02, "–") == "0.40–2.00%"
     assert [points(0.0004), points(-0.0004), points(0.031, signed=True)] == ["0.0", "0.0", "+3.1"]
     assert [area(x) for x in (0.874, 0.997, 0.99992, 1.0)] == ["0.87", "0.997", ">0.999", "1"]
-    assert [area(x, 3) for x in (0.874, 0.99996, 1.0, 0.0)] == ["0.874", ">0.999", "1", "0"]
+    assert [area(x, 3) for x in (0.874, 0.99996, 1.0, 0.0)] == ["0.874", ">0.999", "1.000", "0.000"]
     assert fixed(0.4) == "0.40" and fixed(None) == "–"
     assert duration(0.004) == "4 ms" and duration(75.2) == "1 min 15 s" and duration(None) == "–"
     assert estimate(Estimate(0.93, None, None, 0.95, 9), True) == ("93.0%", "")
     assert estimate(None) == ("–", "")
+
+
+def test_intervals_that_exclude_zero_do_not_end_at_it() -> None:
+    assert points_estimate(Estimate(-0.0011, -0.0021, -0.0002, 0.95, 9)) == ("−0.11", "[−0.21, −0.02]")
+    assert points_estimate(Estimate(0.0011, 0.0, 0.0021, 0.95, 9)) == ("+0.1", "[0.0, 0.2]")
+    assert points_range(0.0004, 0.012) == "0.04 to 1.20" and points_range(-0.001, 0.0004) == "−0.1 to 0.0"
+    assert estimate(Estimate(0.31, 0.004, 0.62, 0.95, 9)) == ("0.310", "[0.004, 0.620]")
+    assert between(0.004, 0.62) == "0.004 to 0.620" and between(1e-7, 0.62) == "0.00 to 0.62"
+    assert with_interval(3.1, 0.04, 6.2) == "3.10, 95% interval 0.04 to 6.20"
+
+
+def test_values_that_do_not_vary_have_no_interval_and_columns_have_one_format() -> None:
+    assert estimate(Estimate(10.5137, 10.5137, 10.513701, 0.95, 9)) == ("10.5", "")
+    assert estimate(Estimate(0.0, 0.0, 0.0, 0.95, 9)) == ("0", "")
+    column = [Estimate(14.66, 14.28, 15.14, 0.95, 9), Estimate(18.94, 18.4, 19.5, 0.95, 9), None]
+    assert places_of(column) == 1 and places_of([None]) is None
+    assert [estimate(one, False, places_of(column))[0] for one in column] == ["14.7", "18.9", "–"]
+    assert alike([4.8, 4.7, 4.62]) == ["4.80", "4.70", "4.62"] and alike([0.03, None, 12.3456]) == ["0.0", "–", "12.3"]
+    assert plus_minus(23.0, 7.03) == "23.00 ± 7.03" and plus_minus(20.23, 10.3) == "20.2 ± 10.3"
+    assert plus_minus(None, None) == "– ± –" and percent(-0.000004) == "−<0.001%"
+    assert [p_value(x) for x in (0.8, 0.83, 0.0005, 1.0, None)] == ["0.80", "0.83", "0.0005", "1", "–"]
+    assert p_equals(0.0005, 0.0005) == "p ≤ 0.0005" and p_equals(0.012, 0.0005) == "p = 0.012"
+
+
+def test_numbers_are_not_parted_from_their_names() -> None:
+    assert str(code("`a` (n = 2,500, p ≤ 0.0005), then = 3")) == (
+        "<code>a</code> (n\u00a0=\u00a02,500, p\u00a0≤\u00a00.0005), then = 3"
+    )
 
 
 def test_intervals_have_as_many_decimals_as_they_need() -> None:
@@ -330,7 +377,9 @@ def test_intervals_have_as_many_decimals_as_they_need() -> None:
     assert shown(19.1, 0.0, 44.0) == "19.1 [0.0, 44.0]"
     assert shown(-1.4, -5.9, 0.1) == "−1.4 [−5.9, 0.1]"
     areas = [Estimate(v, 0.965, 1.0, 0.95, 9) for v in (0.99997, 1.0, 0.98)]
-    assert [" ".join(area_estimate(one)) for one in areas] == [">0.999 [0.965, 1]", "1 [0.965, 1]", "0.980 [0.965, 1]"]
+    assert [" ".join(area_estimate(one)) for one in areas] == [
+        ">0.999 [0.965, 1.000]", "1.000 [0.965, 1.000]", "0.980 [0.965, 1.000]",
+    ]  # fmt: skip
     assert points_estimate(Estimate(0.00041, -0.0047, 0.0057, 0.95, 9)) == ("0.0", "[−0.5, 0.6]")
     assert with_interval(-9.9e-05, -0.003244, 0.001998, "nats") == "−0.0001 nats, 95% interval −0.0032 to 0.0020"
     assert between(-0.52, 1.1) == "−0.5 to 1.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from tests.report import sample_record
 from tests.report.test_page import Outline
 from tests.report.typed import audit, nodes, render
-from whence.report.page.charts import drawn_bins, pruning_curve, reliability
+from whence.report.page.charts import drawn_bins, drawn_pairs, of_bins, pruning_curve, reliability
 from whence.report.page.explained import ExplainedScale, explained_text
 from whence.report.page.icicle import STEPS, icicle, negative_units, undrawn
 from whence.report.page.people import mean_iou
-from whence.report.record.common import ReliabilityBin
-from whence.report.record.verdict import Guessing
+from whence.report.record.common import PlainAndBayesian, RejectionCurve, ReliabilityBin
+from whence.report.record.sections import OneAnswer
+from whence.report.uncertainty import quartiles
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +99,28 @@ def test_small_groups_are_in_the_table_only(images: dict[str, Any]) -> None:
 
 def test_pruning_shows_what_one_answer_would_reach(images: dict[str, Any]) -> None:
     record = audit(images)
-    guess = Guessing("", None, record.quality.metrics[0].plain, 0.758, "nothing")  # type: ignore[union-attr, arg-type]
+    guess = OneAnswer("nothing", 0.758)
     rows = record.pruning.rows  # type: ignore[union-attr]
     last = pruning_curve(rows, None, guess)["data"][-1]
     assert last["y"] == [0.758] * 2 and last["name"] == "always answering “nothing”" and last["line"]["dash"] == "dot"
     assert len(pruning_curve(rows)["data"]) == len(pruning_curve(rows, None, guess)["data"]) - 1
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.004, 0.05])
+def test_curves_that_coincide_are_drawn_once(apart: float) -> None:
+    """A difference that cannot be seen makes one line, which says that it is both."""
+    bins = tuple(ReliabilityBin(c, c - 0.1, c - 0.2, c, 40) for c in (0.5, 0.7, 0.9))
+    other = tuple(replace(one, accuracy=(one.accuracy or 0) + apart) for one in bins)
+    traces = reliability(drawn_pairs(PlainAndBayesian(other, bins), of_bins))["data"]
+    assert len(traces) == 2 or traces[0]["showlegend"] is True, "a legend of one line has to be asked for"
+    names = [trace["name"] for trace in traces]
+    assert names == (["Bayesian", "plain network"] if apart > 0.01 else ["both (the two coincide)"])
+    curves = (
+        RejectionCurve((0.1, 0.5, 1.0), (0.0, 0.1, 0.2)),
+        RejectionCurve((0.1, 0.3, 0.5, 1.0), (0, 0.05, 0.1, 0.2 + apart)),
+    )
+    drawn = drawn_pairs(PlainAndBayesian(*curves), lambda curve: (curve.coverage, curve.error))
+    assert len(drawn) == (1 if apart < 0.002 else 2)
 
 
 def test_the_whole_network_has_no_change(images: dict[str, Any]) -> None:
@@ -109,7 +128,7 @@ def test_the_whole_network_has_no_change(images: dict[str, Any]) -> None:
     row = record["pruning"]["rows"][0]
     row |= {"sparsity": 0.0, "change": 0.0, "change_low": -0.0136, "change_high": 0.0136}
     record["pruning"]["rows"] = [row, {**row, "sparsity": 0.5}]
-    table = Outline(render(record)).words.partition("Weights left")[2]
+    table = Outline(render(record)).words.partition("Parameters left")[2]
     assert table.count("[−1.4, 1.4]") == 1 and table.startswith(" Accuracy Change (points)")
 
 
@@ -129,6 +148,8 @@ def test_tiny_entropies_are_not_written_as_powers(images: dict[str, Any]) -> Non
         values[:] = [6.11e-10 for _ in values]
     words = Outline(render(record)).words
     assert "<0.0001" in words and "× 10⁻" not in words
+    assert quartiles((0.0, 0.02, 0.3, 5.3), False) == ["0.02", "0.30", "5.30"]
+    assert quartiles((1e-9, 1e-6, 0.0003, 5.31), False) == ["<0.0001", "0.0003", "5.31"]
 
 
 def test_predicted_numbers_are_not_explained_by_classes() -> None:

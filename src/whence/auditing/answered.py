@@ -119,7 +119,12 @@ def answers_given(task: Task, prediction: Any, targets: Tensor, uncertainty: Ten
 def coverage_threshold(uncertainty: Tensor, coverage: float) -> float:
     """The smallest uncertainty up to which at least this share lies."""
     ordered = uncertainty.reshape(-1).sort().values
-    return float(ordered[max(0, math.ceil(coverage * len(ordered) - 1e-9) - 1)])
+    return float(ordered[quantile_index(len(ordered), coverage)])
+
+
+def quantile_index(count: int, coverage: float) -> int:
+    """The place of that uncertainty among ``count`` sorted ones."""
+    return max(0, math.ceil(coverage * count - 1e-9) - 1)
 
 
 def usual_deferral(context: Context) -> Tensor | None:

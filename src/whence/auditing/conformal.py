@@ -14,7 +14,6 @@ from torch import Tensor
 
 from whence.auditing.answered import answers_of
 from whence.auditing.context import Context
-from whence.auditing.overlap import among
 from whence.auditing.tasks import Classes, Numbers
 from whence.errors import BadOption, NotDefined, Notice, fraction
 from whence.metrics import Conformal, conformal, width
@@ -41,9 +40,11 @@ ABOUT = {
 }
 LIMITS = "Nothing is guaranteed for {part}a group of inputs, or out of distribution."
 TUNED = (
-    " The prior was tuned on the same validation data, so the guarantee is approximate: tuning chooses one or two "
-    "numbers with them, which cost less than half a percentage point of coverage in simulations."
+    "The prior was tuned on the same validation data, so the guarantee is approximate: tuning chooses one or two "
+    "numbers with them, which cost less than half a percentage point of coverage in simulations (docs/metrics.md, "
+    "“Prediction sets and intervals”)."
 )
+TUNED_TOO = "The prior was tuned on the same validation data too."
 HIGHER = 0.99  # a level to ask for where the network alone is right as often as the sets
 
 
@@ -61,22 +62,28 @@ def conformal_section(context: Context) -> ConformalSection:
         "sets" if context.task.has_labels else "intervals",
         str(rules[0].score),
         ABOUT[rules[0].score],
-        rules[0].guaranteed(" or ".join(map(percent, context.levels)) + _as_chosen(context)),
-        LIMITS.format(part="one class, for " if context.task.has_labels else "") + _limits(context),
+        *_guarantee(context, rules[0]),
         rows,
         (*_words(context, rules, rows), *_beside_answers(context, rows)),
     )
 
 
-def _limits(context: Context) -> str:
-    """What weakens the guarantee for these data."""
-    found, held = context.overlap, context.need("validation")
-    if found is not None and found.validation:
-        return (
-            f" {among(found.validation, len(held), 'validation inputs')} in the training data, so the guarantee does "
-            "not hold: errors on those are smaller than on new inputs."
-        )
-    return TUNED if context.posterior.summary().tuned_on == VALIDATION_DATA else ""
+def _guarantee(context: Context, rule: Conformal) -> tuple[str, str]:
+    """What is guaranteed for these data, and its limits."""
+    tuned = context.posterior.summary().tuned_on == VALIDATION_DATA
+    words = rule.guaranteed(" or ".join(map(percent, context.levels)) + _as_chosen(context), tuned)
+    limits = LIMITS.format(part="one class, for " if context.task.has_labels else "")
+    shared = 0 if context.overlap is None else context.overlap.validation or 0
+    if not shared:
+        return words, f"{limits} {TUNED}" if tuned else limits
+    one = shared == 1
+    broken = (
+        f"The coverage is not guaranteed here: {shared:,} of the {len(context.need('validation')):,} validation inputs "
+        f"{'is' if one else 'are'} in the training data, and errors on {'it' if one else 'these'} are smaller than on "
+        "new inputs."
+    )
+    later = f"Without {'that input' if one else 'these'} the guarantee would be: {words[0].lower()}{words[1:]} {limits}"
+    return broken, f"{later} {TUNED_TOO}" if tuned else later
 
 
 def _beside_answers(context: Context, rows: Sequence[ConformalRow]) -> Iterator[str]:
@@ -141,6 +148,7 @@ def _sets(context: Context, rule: Conformal, held: Tensor, members: Elements) ->
         _mean(sizes[right]),
         _mean(sizes[~right]),
         _parts(context, rule, held, sizes, truth, members),
+        float((sizes > 1).double().mean()),
     )
 
 

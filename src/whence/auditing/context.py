@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.auditing.class_groups import ClassGroups
 from whence.auditing.data import Examples, plain_outputs, spaced
 from whence.auditing.grouping import GivenGroups
-from whence.auditing.overlap import overlap
+from whence.auditing.overlap import Training, overlap, read_training
 from whence.auditing.profile_prior import profiled_posterior
 from whence.auditing.tasks import Classes, Task, task_of
 from whence.auditing.units import TARGET, Outputs, elements_of
@@ -118,7 +118,13 @@ class Context:
     @property
     def overlap(self) -> Overlap | None:
         """Inputs that the sets have in common."""
-        return self.once("overlap", lambda: overlap(self.train, self.sets.get("test"), self.sets.get("validation")))
+        sets = self.sets.get("test"), self.sets.get("validation")
+        return self.once("overlap", lambda: overlap(self.train, *sets, lambda _: self.training))
+
+    @property
+    def training(self) -> Training | None:
+        """The training inputs and targets, as far as they are read."""
+        return self.once("training", lambda: read_training(self.train))
 
     @property
     def two_names(self) -> tuple[str, str] | None:

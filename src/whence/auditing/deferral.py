@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold
+from whence.auditing.answered import USUAL, Answers, answers_of, coverage_threshold, quantile_index
 from whence.auditing.calibration import significant_sign
 from whence.auditing.context import Context, Kind
 from whence.auditing.overlap import among
@@ -18,11 +18,11 @@ from whence.auditing.tasks import Numbers
 from whence.errors import Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import defer
-from whence.metrics.proportions import share_of
-from whence.numerals import between, number, percent, points
+from whence.metrics.proportions import coverage_by_chance, share_of
+from whence.numerals import between, number, percent, points, points_range, share_range
 from whence.posteriors.laplace.description import VALIDATION_DATA
 from whence.report.formatting import quantity
-from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, FrequentClass, Reached
+from whence.report.record.audit import RATE, Chosen, Deferral, DeferralRule, ExpectedShare, FrequentClass, Reached
 from whence.report.record.common import Estimate, PlainAndBayesian
 
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.5)
@@ -126,6 +126,7 @@ def _label_rule(held: Answers, test: Answers, **asked: float) -> DeferralRule:
         "all" if threshold == math.inf else "none" if threshold == -math.inf else "some",
         Chosen(float(held.share(kept)), held.error(kept)),
         _reached(test.share(answered), test.error(answered), test.error(~answered), test.change(answered)),
+        _expected(target, len(kept), len(answered)) if "coverage" in asked and not test.several else None,
     )
 
 
@@ -196,6 +197,7 @@ def _number_rule(
         "all" if threshold == math.inf else "some",
         Chosen(float((held.uncertainty <= threshold).double().mean()), before),
         _reached(covered, error, test.error_of(~answered), test.change(answered)),
+        _expected(coverage, len(held.uncertainty), len(answered)),
     )
 
 
@@ -223,8 +225,10 @@ def _words(found: Deferral, unit: str | None, even: bool = False) -> Iterator[st
         f"{whole_inputs}{first} the most uncertain {percent(1 - covered.value, 0)} of the {covered.count:,} test "
         f"{found.answers} are"
     )
-    start = f"{before} deferred to a person, the {name} of the others"
+    rule = f"the rule that answers {percent(USUAL)} of the validation {found.answers}"
+    start = f"{before} deferred to a person ({rule}), the {name} of the others"
     yield from _change_words(start, whole, some, change, found, unit)
+    yield from coverage_words(found)
     yield from _target_words([row for row in found.rows if not row.by_coverage])
 
 
@@ -237,7 +241,7 @@ def _change_words(
     sign, name = significant_sign(change), "percentage points" if found.is_rate else unit
     before, after = (percent(one.value) if found.is_rate else quantity(one.value, unit) for one in (whole, some))
     near, far = sorted((abs(change.low), abs(change.high))) if sign else (change.low, change.high)
-    span = f"{points(near)} to {points(far)}" if found.is_rate else between(near, far)
+    span = points_range(near, far) if found.is_rate else between(near, far)
     named = f" {name}" if name else ""
     if sign:
         size = points(abs(change.value or 0.0)) if found.is_rate else number(abs(change.value or 0.0))
@@ -248,6 +252,35 @@ def _change_words(
             f"{start} does not change significantly: {before} before, {after} after (95% interval of the difference "
             f"{span}{named})."
         )
+
+
+def coverage_words(found: Deferral) -> Iterator[str]:
+    """Rules that answer another share of the test data than their aim, beyond the interval, and what explains that."""
+    for row in found.rows:
+        reached, expected = row.test.coverage, row.expected
+        value, low, high = reached.value, reached.low, reached.high
+        if expected is None or value is None or low is None or high is None or low <= row.target <= high:
+            continue
+        words = (
+            f"The rule for {percent(row.target)} answers {percent(value)} of the test {found.answers} (95% interval "
+            f"{percent(low)} to {percent(high)}, which excludes {percent(row.target)})."
+        )
+        chosen = f"chosen on {expected.inputs:,} validation inputs"
+        span = share_range(value, expected.low, expected.high)
+        if expected.low <= value <= expected.high:
+            yield f"{words} A threshold that is {chosen} can differ that much by chance (in 95 of 100 cases {span})."
+        else:
+            yield (
+                f"{words} By chance a threshold that is {chosen} answers {span} in 95 of 100 cases: the test inputs "
+                f"seem {'more' if value < row.target else 'less'} uncertain than the validation inputs."
+            )
+
+
+def _expected(target: float, held: int, test: int) -> ExpectedShare | None:
+    """The share of the test inputs that a threshold for a share of the validation inputs answers by chance."""
+    if target >= 1:
+        return None
+    return ExpectedShare(*coverage_by_chance(quantile_index(held, target) + 1, held, test), held)
 
 
 def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from whence.auditing.advice import Rank, Step
 from whence.auditing.groups import LOG_LOSS, NATS
-from whence.numerals import number, p_value, points
+from whence.numerals import number, points
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
 
 GROUPED = 3  # groups that are named for a quantity
@@ -42,10 +42,10 @@ def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference
 
 def _beside_the_rest(name: str, rows: Sequence[tuple[Group, GroupDifference]]) -> str:
     shown = [
-        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` (p = {p_value(d.p)})"
+        f"{points(d.difference.value or 0.0, signed=True)} percentage points for `{group.name}` ({d.p_words})"
         if d.is_share
         else f"{'+' if (d.difference.value or 0.0) > 0 else ''}{number(d.difference.value)}"
-        f"{f' {NATS}' if name == LOG_LOSS else ''} for `{group.name}` (p = {p_value(d.p)})"
+        f"{f' {NATS}' if name == LOG_LOSS else ''} for `{group.name}` ({d.p_words})"
         for group, d in rows[:GROUPED]
     ]
     more = f" and {len(rows) - GROUPED} more" if len(rows) > GROUPED else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -30,10 +31,14 @@ class GivenGroups:
 
     values: Mapping[str, Values | int]
     note: str = ""
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the groups, where they are given
 
     def of(self, examples: Examples) -> list[Divided]:
         """The groups of these examples, which are among those that the groups were read for."""
-        return [divided(name, self._values(given, examples), self.note) for name, given in self.values.items()]
+        return [
+            divided(name, self._values(given, examples), self.note, self.orders.get(name, ()))
+            for name, given in self.values.items()
+        ]
 
     def _values(self, given: Values | int, examples: Examples) -> Values:
         if not isinstance(given, int):
@@ -61,6 +66,7 @@ def read_groups(
     if test is None:
         raise BadOption("groups= divides the test data, but no test data were given; pass test=.")
     values: dict[str, Values | int] = {}
+    orders: dict[str, tuple[str, ...]] = {}
     notes = set()
     for name, given in _named(groups, features):
         if isinstance(given, str | int) and not isinstance(given, bool):
@@ -73,7 +79,14 @@ def read_groups(
                 )
             values[name], note = _array(given, name, test)
             notes.add(note)
-    return GivenGroups(values, " ".join(sorted(notes - {""})))
+            orders[name] = _order_of(given)
+    return GivenGroups(values, " ".join(sorted(notes - {""})), orders)
+
+
+def _order_of(given: Any) -> tuple[str, ...]:
+    """The categories of a pandas Categorical, or of a column of such; empty for other values."""
+    categories = getattr(getattr(given, "cat", given), "categories", None)
+    return () if categories is None else tuple(map(_word, categories))
 
 
 def _named(groups: Any, features: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
@@ -138,22 +151,31 @@ def _array(given: Any, name: str, test: Examples) -> tuple[Values, str]:
 # Groups
 
 
-def divided(name: str, values: Values, note: str = "") -> Divided:
-    """Categories, or quantile groups of many different numbers."""
+def divided(name: str, values: Values, note: str = "", order: Sequence[str] = ()) -> Divided:
+    """Categories, or quantile groups of many different numbers; ``order`` of the categories, if they have one."""
     missing = _missing(values)
     if values.dtype.kind == "O" and all(map(_is_number, values[~missing])):
         values = np.where(missing, np.nan, values).astype(float)
-    numeric = values.dtype.kind in "iuf"
+    numeric = values.dtype.kind in "iuf" and not order
     distinct = np.unique(values[~missing]) if numeric else np.empty(0)
     if numeric and len(distinct) > DISTINCT:
         labels, names, about = _quantiles(values.astype(float), missing)
     else:
         words = np.array([MISSING if gone else _word(one) for one, gone in zip(values, missing, strict=True)])
-        order = list(dict.fromkeys(map(_word, distinct))) if numeric else sorted(set(words[~missing]))
-        labels, names, about = _categories(words, [*order, *([MISSING] if missing.any() else [])])
+        present = list(dict.fromkeys(map(_word, distinct))) if numeric else _ordered(set(words[~missing]), order)
+        labels, names, about = _categories(words, [*present, *([MISSING] if missing.any() else [])])
     if len(names) < 2:
         raise NotDefined(f"all {len(values):,} test inputs are in the same group of {name!r} ({names[0]}).")
     return Divided(name, " ".join(filter(None, [about, note])), tuple(names), torch.from_numpy(labels))
+
+
+def _ordered(words: Set[str], order: Sequence[str]) -> list[str]:
+    """In the given order; otherwise sorted, with numbers inside words by their size: "5 to 9" before "10 to 14"."""
+    return [word for word in order if word in words] if order else sorted(words, key=_natural)
+
+
+def _natural(word: str) -> list[tuple[int, str]]:
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", word) if part]
 
 
 def _missing(values: Values) -> Values:

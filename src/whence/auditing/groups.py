@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +20,9 @@ from whence.auditing.tasks import Classes
 from whence.errors import NotDefined
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, ece, evaluate
-from whence.metrics.group_test import Differences, group_differences
+from whence.metrics.group_test import PERMUTATIONS, Differences, group_differences
 from whence.metrics.proportions import share_of
-from whence.numerals import number, p_value, points, with_interval
+from whence.numerals import number, percent, points, points_range, with_interval
 from whence.report.record.audit import RATE
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
@@ -32,6 +34,7 @@ NAMED = 4  # differences that sentences name
 CALIBRATED = "ece"
 RANKED = "auroc"
 LOG_LOSS, NATS = "log loss", "nats"
+OF_PREVALENCE = ("error rate", "log loss", "share deferred")  # quantities that depend on how frequent a class is
 
 
 def groups(context: Context) -> Groups:
@@ -60,6 +63,8 @@ def groups(context: Context) -> Groups:
         groupings=tuple(groupings),
         comparisons=sum(len(row) for row in apart),
         level=LEVEL,
+        permutations=PERMUTATIONS,
+        positive=None if context.two_names is None else context.two_names[context.positive],
         fewest=FEWEST,
         error=RATE if context.task.has_labels else "root mean squared error",
         words=(),
@@ -68,7 +73,8 @@ def groups(context: Context) -> Groups:
 
 
 def _with_metrics(group: Group, kept: Sequence[int]) -> Group:
-    return Group(**{**vars(group), "metrics": tuple(group.metrics[i] for i in kept)})
+    why = group.why and tuple(group.why[i] for i in kept)
+    return replace(group, metrics=tuple(group.metrics[i] for i in kept), why=why)
 
 
 # One group
@@ -79,6 +85,7 @@ def _group(context: Context, found: Scored, name: str, mask: Tensor, differences
     count = int(mask.sum())
     at, few = mask[found.owner].nonzero().flatten(), count < FEWEST
     values: dict[str, Measured | None] = {}
+    why: dict[str, str] = {}
     if len(at):
         values = {key: one.over(key, at, found.elements) for key, one in found.metrics.items()}
         if few:
@@ -86,34 +93,73 @@ def _group(context: Context, found: Scored, name: str, mask: Tensor, differences
                 key: _without_interval(value, found.metrics[key]) for key, value in values.items() if value is not None
             }
         elif context.task.has_labels:
-            values |= _rankings(context, mask)
+            values |= _rankings(context, mask, why)
     shares = _deferral(found, mask, at) if len(at) else (None, None)
+    if few:
+        why = {metric.name: f"fewer than {FEWEST} inputs" for metric in METRICS if metric.name not in values}
     return Group(
-        name, count, few, tuple(Estimate.of(values.get(metric.name)) for metric in METRICS), *shares, differences
+        name,
+        count,
+        few,
+        tuple(Estimate.of(values.get(metric.name)) for metric in METRICS),
+        *shares,
+        differences,
+        why=tuple(why.get(metric.name) for metric in METRICS),
+        **_rates(context, mask),
     )
+
+
+def _rates(context: Context, mask: Tensor) -> dict[str, Any]:
+    """Prevalence of the positive class, sensitivity and specificity, where each input has one of two classes."""
+    if context.two_names is None:
+        return {}
+    truth, answers = (
+        t.reshape(-1).cpu().long()[mask] == context.positive
+        for t in (context.need_targets("test"), context.prediction("test").labels)
+    )
+    positives, negatives = int(truth.sum()), int((~truth).sum())
+    return {
+        "positives": positives,
+        "prevalence": Estimate.of(share_of("prevalence", positives, len(truth))) if len(truth) else None,
+        "sensitivity": _rate("sensitivity", answers[truth]) if positives >= FEWEST_RANKED else None,
+        "specificity": _rate("specificity", ~answers[~truth]) if negatives >= FEWEST_RANKED else None,
+    }
+
+
+def _rate(name: str, right: Tensor) -> Estimate | None:
+    return Estimate.of(share_of(name, int(right.sum()), len(right)))
 
 
 def _without_interval(value: Measured, quantity: Quantity) -> Measured:
     return value if quantity.share else Measured(value, math.nan, math.nan, value.level, value.count, name=value.name)
 
 
-def _rankings(context: Context, mask: Tensor) -> dict[str, Measured | None]:
-    """The calibration error, and AUROCs where both kinds are there."""
+def _rankings(context: Context, mask: Tensor, why: dict[str, str]) -> dict[str, Measured | None]:
+    """The calibration error, and AUROCs where there are enough of both kinds; ``why`` takes the reasons where not."""
     prediction, targets, common = context.prediction("test"), context.need_targets("test"), {"seed": context.seed}
     found: dict[str, Measured | None] = {CALIBRATED: ece(prediction, targets, mask=mask, **common)}  # type: ignore[arg-type]
     ranked = ranked_errors(context.task, prediction, targets)
     mine = mask[ranked.owner]
-    if _both(ranked.wrong[mine]):
+    if lacking := _lacking(ranked.wrong[mine], "wrong answer", "right answer"):
+        why["error_auroc"] = lacking
+    else:
         owner, uncertainty = ranked.owner[mine], ranked.uncertainty[mine]
         found["error_auroc"] = auroc(uncertainty, ranked.wrong[mine], groups=owner, seed=context.seed)
-    if not isinstance(context.task, Classes) and _both(targets[mask] == 1):
+    if isinstance(context.task, Classes):
+        return found
+    names = ("positive", "negative") if context.positive else ("negative", "positive")
+    if lacking := _lacking(targets[mask] == 1, *names):
+        why[RANKED] = lacking
+    else:
         found |= evaluate(prediction, targets, metrics=[RANKED], mask=mask, **common)  # type: ignore[arg-type]
     return found
 
 
-def _both(which: Tensor) -> bool:
+def _lacking(which: Tensor, one: str, other: str) -> str | None:
+    """Which of two kinds has too few elements for a ranking, and how many: "2 positives"."""
     ones = int(which.sum())
-    return min(ones, which.numel() - ones) >= FEWEST_RANKED
+    count, name = min((ones, one), (which.numel() - ones, other))
+    return f"{count} {name}{'' if count == 1 else 's'}" if count < FEWEST_RANKED else None
 
 
 def _deferral(found: Scored, mask: Tensor, at: Tensor) -> tuple[Estimate | None, Estimate | None]:
@@ -172,7 +218,9 @@ def compare(
 def _difference(apart: Differences, row: int, q: int, name: str, quantity: Quantity, count: int) -> GroupDifference:
     value, reach, p = (float(part[row, q]) for part in (apart.value, apart.reach, apart.p))
     share = quantity.share or "accuracy" in name
-    return GroupDifference(name, Estimate(value, value - reach, value + reach, LEVEL, count), p, share)
+    return GroupDifference(
+        name, Estimate(value, value - reach, value + reach, LEVEL, count), p, share, 1 / (PERMUTATIONS + 1)
+    )
 
 
 # Words
@@ -189,6 +237,7 @@ def _words(found: Groups) -> Iterator[str]:
             yield _difference_words(one, group, d)
         if len(hits) > NAMED:
             yield f"The other {len(hits) - NAMED:,} {'is' if len(hits) == NAMED + 1 else 'are'} in the table."
+        yield from _prevalence_words(found, {one.name for _, _, one, _, d in hits if d.quantity in OF_PREVALENCE})
     elif found.comparisons:
         yield (
             f"None of {found.comparisons:,} comparisons of a group with the rest is significant after correction for "
@@ -211,6 +260,22 @@ def _words(found: Groups) -> Iterator[str]:
         yield f"{len(few) - NAMED:,} more groups are too small to compare."
 
 
+def _prevalence_words(found: Groups, different: Container[str]) -> Iterator[str]:
+    """Where prevalences differ, error rates and losses of groups differ for that reason alone."""
+    for one in found.groupings if found.positive is not None else ():
+        known = {group.name: group.prevalence for group in one.groups if group.prevalence and not group.few}
+        if one.name not in different or len(known) < 2:
+            continue
+        least, most = (pick(known, key=lambda name: known[name].value or 0.0) for pick in (min, max))
+        low, high = known[least], known[most]
+        if low.high is not None and high.low is not None and low.high < high.low:
+            yield (
+                f"The prevalence of `{found.positive}` is {percent(low.value, 1)} in `{one.name}: {least}` and "
+                f"{percent(high.value, 1)} in `{one.name}: {most}`. Error rates and losses differ between such groups "
+                "even if the network recognises both classes equally well in each: compare sensitivity and specificity."
+            )
+
+
 def _called(one: Grouping, group: Group) -> str:
     return f"`{one.name}: {group.name}` (n = {group.inputs:,})"
 
@@ -221,9 +286,9 @@ def _difference_words(one: Grouping, group: Group, d: GroupDifference) -> str:
     sign = 1 if value >= 0 else -1
     ends = sorted((sign * low, sign * high))
     if d.is_share:
-        shown, interval = f"{points(abs(value))} percentage points", f"{points(ends[0])} to {points(ends[1])}"
+        shown, interval = f"{points(abs(value))} percentage points", points_range(*ends)
     else:
         unit = NATS if d.quantity == LOG_LOSS else ""
         shown, interval = with_interval(abs(value), ends[0], ends[1], unit).split(", 95% interval ")
-    more = f"(simultaneous 95% interval {interval}, corrected p = {p_value(d.p)})"
+    more = f"(simultaneous 95% interval {interval}, corrected {d.p_words})"
     return f"{_called(one, group)}: {d.quantity} {shown} {'higher' if sign > 0 else 'lower'} than in the rest {more}."

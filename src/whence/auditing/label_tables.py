@@ -5,7 +5,7 @@ Index legend: N inputs, M labels of all inputs (one each, or one for each pixel 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.auditing.answered import usual_deferral
 from whence.auditing.context import Context, Kind
 from whence.auditing.data import spaced
-from whence.auditing.tasks import Classes
+from whence.auditing.tasks import Classes, Task
 from whence.metrics import Estimate as Measured
 from whence.metrics import aupr, auroc, classwise_ece
 from whence.metrics.in_the_large import in_the_large
@@ -77,7 +77,9 @@ def label_tables(context: Context) -> dict[str, Any]:
         names = list(context.classes or (f"label {k}" for k in range(probs.shape[1])))
         other = _recalibrated(context)
         means = None if other is None else other.mean(0)  # [K]
-        return {"classes": by_label(probs.double(), truth, names, deferred, context.seed, means)}
+        return {
+            "classes": _with_frequencies(context, by_label(probs.double(), truth, names, deferred, context.seed, means))
+        }
     return _of_classes(context, torch.stack([1 - probs.double(), probs.double()], -1), targets)
 
 
@@ -93,13 +95,48 @@ def _of_classes(context: Context, probs: Tensor, targets: Tensor) -> dict[str, A
     names = [context.class_name(c) for c in range(flat.shape[1])]
     other = _recalibrated(context)
     means = None if other is None else other.reshape(-1, flat.shape[1])[counted].mean(0)  # [C]
-    found: dict[str, Any] = {"confusion": confusion(given, names), "classes": by_class(given, names, means)}
+    found: dict[str, Any] = {
+        "confusion": confusion(given, names),
+        "classes": _with_frequencies(context, by_class(given, names, means)),
+    }
     if len(names) == 2 and owner is None:
         place = context.positive
         found["two_classes"] = two_classes(
             given.probs[:, place], given.truth == place, (names[1 - place], names[place]), context.seed
         )
     return found
+
+
+Rows = tuple[ClassCalibration, ...] | None
+
+
+def _with_frequencies(context: Context, rows: Rows) -> Rows:
+    """The rows with how frequent each class or label is in the training and in the validation data."""
+    if rows is None:
+        return None
+    validation, training = context.sets.get("validation"), context.training
+    targets = (None if training is None else training.targets, None if validation is None else validation.targets)
+    known = [frequencies(context.task, one, len(rows)) for one in targets]
+    columns = [[None] * len(rows) if one is None else one for one in known]
+    return tuple(
+        replace(row, in_training=first, in_validation=second) for row, first, second in zip(rows, *columns, strict=True)
+    )
+
+
+def frequencies(task: Task, targets: Tensor | None, count: int) -> list[float] | None:
+    """The share of each class among the targets that count, or of each of several labels; None if they are neither."""
+    if targets is None or not targets.numel():
+        return None
+    if isinstance(task, Classes):
+        classes = targets.reshape(-1)[targets.reshape(-1) >= 0]
+        if targets.is_floating_point() or not len(classes) or int(classes.max()) >= count:
+            return None
+        return (torch.bincount(classes.long(), minlength=count) / len(classes)).tolist()
+    if bool(((targets != 0) & (targets != 1)).any()):
+        return None
+    means = targets.double().reshape(len(targets), -1).mean(0)
+    shares = torch.cat([1 - means, means]) if len(means) == 1 and count == 2 else means
+    return shares.tolist() if len(shares) == count else None
 
 
 def _recalibrated(context: Context) -> Tensor | None:

@@ -21,9 +21,11 @@ from whence.metrics.elements import Elements, MetricOptions, elements
 from whence.metrics.means import mean
 from whence.metrics.pit import PitHistogram, pit_distance, pit_histogram
 from whence.numerals import percent, with_interval
-from whence.predictive.predictions import CountPrediction
+from whence.posteriors.laplace.more_data import noise_is_estimated
+from whence.predictive.predictions import CountPrediction, RegressionPrediction
+from whence.report.formatting import quantity
 from whence.report.record.common import Estimate, PlainAndBayesian
-from whence.report.record.numbers import LevelCoverage, NumberChecks, OutputChecks, PitCounts, SpreadBin
+from whence.report.record.numbers import LevelCoverage, Noise, NumberChecks, OutputChecks, PitCounts, SpreadBin
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 SHOWN = 4  # outputs
@@ -53,8 +55,46 @@ def number_checks(context: Context, predictions: Mapping[Kind, Any], targets: Te
         float(values[Kind.BAYESIAN].mean()),
     )
     outputs = tuple(_output(context, bayesian, y, members, k, columns) for k in range(shown))
-    found = NumberChecks(coverage, pit_counts, outputs, columns - shown, ())
-    return replace(found, words=tuple(_words(found, histograms[Kind.BAYESIAN])))
+    found = NumberChecks(coverage, pit_counts, outputs, columns - shown, (), _noise(context, predictions))
+    words = (*_noise_words(found.noise, context.outputs.unit), *_words(found, histograms[Kind.BAYESIAN]))
+    return replace(found, words=words)
+
+
+def _noise(context: Context, predictions: Mapping[Kind, Any]) -> Noise | None:
+    """The noise behind each prediction; None if it differs between inputs, or if there are several outputs."""
+    found = {kind: _constant_noise(one) for kind, one in predictions.items()}
+    plain, bayesian = found[Kind.PLAIN], found[Kind.BAYESIAN]
+    if plain is None or bayesian is None:
+        return None
+    posterior = context.posterior
+    estimated = posterior.has_curvature and noise_is_estimated(posterior.as_laplace("the noise"))
+    return Noise(plain, bayesian, found.get(Kind.RECALIBRATED), estimated)
+
+
+def _constant_noise(prediction: Any) -> float | None:
+    if not isinstance(prediction, RegressionPrediction) or prediction.mean[0].numel() != 1:
+        return None
+    noise = prediction.aleatoric.detach().double().cpu().sqrt()
+    middle = float(noise.mean())
+    return middle if float((noise - middle).abs().max()) <= 1e-4 * middle else None
+
+
+def _noise_words(noise: Noise | None, unit: str | None) -> Iterator[str]:
+    if noise is None:
+        return
+    source = ", the root mean square of the training residuals" if noise.estimated else ""
+    both = quantity(noise.plain, unit) == quantity(noise.bayesian, unit)
+    words = f"The noise of the plain network is {quantity(noise.plain, unit)}{source}"
+    words = words.replace("plain network is", "plain and of the Bayesian network is") if both else words
+    if noise.recalibrated is not None:
+        again = f"that of the recalibrated network {quantity(noise.recalibrated, unit)}"
+        words += f"; {again}, the root mean square of the validation residuals"
+    if not both:
+        words += f"; that of the Bayesian network {quantity(noise.bayesian, unit)}"
+    yield (
+        f"{words}. The Bayesian network adds the variance from its weights: the squares of both standard deviations "
+        "add up."
+    )
 
 
 def _estimate(found: Any) -> Estimate:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +20,51 @@ from whence.report.record.verdict import Overlap
 FACTOR = 6364136223846793005  # odd, so that no hash is lost; products wrap
 MOST = 100_000  # training inputs that are compared
 NOT_LOOKED_FOR = "Near copies, and inputs of the same patient, site or session, were not looked for."
+NUMBERS = 2**24  # largest number of their targets that are kept
 
 
-def overlap(train: Any, test: Examples | None, validation: Examples | None, most: int = MOST) -> Overlap | None:
+@dataclass(frozen=True)
+class Training:
+    """Training data, read once: hashes of the inputs, the same with their targets, and the targets."""
+
+    inputs: Tensor  # [N]
+    pairs: Tensor | None  # [N]
+    targets: Tensor | None  # None where they are no tensors, or too many to keep
+
+
+def read_training(train: Any, most: int = MOST) -> Training | None:
+    """The first ``most`` training inputs; None without any, as of an iterator that the fit has used up."""
+    parts: list[Tensor] = []
+    pairs: list[Tensor | None] = []
+    kept: list[Tensor | None] = []
+    checked = numbers = 0
+    for inputs, targets in _batches(train) if train is not None else ():
+        found = row_hashes(inputs).cpu()
+        parts.append(found[: most - checked])
+        pairs.append(None if targets is None else _with_targets(found, targets)[: most - checked])
+        numbers += 0 if targets is None else targets.numel()
+        fits = targets is not None and len(targets) == len(found) and numbers <= NUMBERS
+        kept.append(targets.detach().cpu()[: most - checked] if targets is not None and fits else None)
+        checked += len(parts[-1])
+        if checked >= most:
+            break
+    return Training(torch.cat(parts), _joined(pairs), _joined(kept)) if checked else None
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    same = len(known) == len(parts) and len({part.shape[1:] for part in known}) == 1
+    return torch.cat(known) if same else None
+
+
+def overlap(
+    train: Any,
+    test: Examples | None,
+    validation: Examples | None,
+    read: Callable[[Any], Training | None] = read_training,
+) -> Overlap | None:
     """Compare inputs by content; None without training data, or without a set to compare it with."""
     sets = {one.name: row_hashes(one.inputs).cpu() for one in (test, validation) if one is not None}
-    labelled = test is not None and test.targets is not None
     if train is None or not sets:
         return None
     if _augments(train):
@@ -33,24 +73,15 @@ def overlap(train: Any, test: Examples | None, validation: Examples | None, most
             "are also in the training data cannot be found. Pass them without augmentation to have that checked."
         )
         return None
-    parts, pairs, checked = [], [], 0
-    for inputs, targets in _batches(train):
-        found = row_hashes(inputs).cpu()
-        parts.append(found[: most - checked])
-        pairs.append(_with_targets(found, targets)[: most - checked] if labelled and targets is not None else None)
-        checked += len(parts[-1])
-        if checked >= most:
-            break
-    if not checked:
-        return None  # an iterator that the fit has used up
-    seen = torch.cat(parts)
-    counts = {name: int(torch.isin(found, seen).sum()) for name, found in sets.items()}
+    seen = read(train)
+    if seen is None:
+        return None
+    counts = {name: int(torch.isin(found, seen.inputs).sum()) for name, found in sets.items()}
     between = int(torch.isin(sets["test"], sets["validation"]).sum()) if len(sets) == 2 else None
     same = None
-    if test is not None and test.targets is not None and all(pair is not None for pair in pairs):
-        known = torch.cat([pair for pair in pairs if pair is not None])
-        same = int(torch.isin(_with_targets(sets["test"], test.targets), known).sum())
-    return Overlap(checked, counts.get("test"), counts.get("validation"), between, same)
+    if test is not None and test.targets is not None and seen.pairs is not None:
+        same = int(torch.isin(_with_targets(sets["test"], test.targets), seen.pairs).sum())
+    return Overlap(len(seen.inputs), counts.get("test"), counts.get("validation"), between, same)
 
 
 def _augments(train: Any) -> bool:

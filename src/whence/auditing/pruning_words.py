@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from whence.extras.pruning.curve import PruneRow
-from whence.numerals import between, minus, percent, points
+from whence.numerals import between, percent, points, points_range
 
 CRITERIA = {
     "snr": "signal to noise",
@@ -20,13 +20,13 @@ RANDOM = "random"
 LOST = 0.01  # loss of accuracy, or relative increase of the error
 
 
-def most_frequent(targets: Tensor | None) -> float | None:
-    """The share of the most frequent label, which guessing would get right; None without labels."""
+def most_frequent(targets: Tensor | None) -> tuple[int, float] | None:
+    """The most frequent label and its share, which guessing would get right; None without labels."""
     if targets is None or not targets.numel():
         return None
     labels = targets.reshape(-1)
-    counts = labels[labels >= 0].long().unique(return_counts=True)[1]
-    return None if not len(counts) else float(counts.max() / counts.sum())
+    labels, counts = labels[labels >= 0].long().unique(return_counts=True)
+    return None if not len(counts) else (int(labels[counts.argmax()]), float(counts.max() / counts.sum()))
 
 
 def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
@@ -56,12 +56,13 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
         words += f"; at random, {percent(random, 0) if random else 'not even the smallest fraction that was tried'}"
     words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if _may_exceed(last, whole):
-        words += f" The interval does not rule out a larger {'loss' if whole.accuracy is not None else 'growth'}."
+        words += f" The interval does not rule out {_more(whole)}."
     if any(_fits(row, whole) for by in kept for row in curves[by] if row.sparsity > kept[by][-1].sparsity):
         words += " A fraction counts only if all smaller ones stay within that limit too."
     if best != RANDOM and len(kept) > 2:
         words += (
-            f" It is the best of {len(kept)} criteria on these inputs, which makes it look slightly better than it is."
+            f" This criterion was the best of {len(kept)} on these inputs, and the best of several looks slightly "
+            "better than it is."
         )
     if following is not None:
         words += f" With {percent(following.sparsity, 0)} removed it {_moved(following, whole)}."
@@ -71,7 +72,9 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
 
 
 def _beside(accuracy: float, chance: float) -> str:
-    return f"only {points(accuracy - chance)} percentage points more than" if accuracy > chance else "no more than"
+    if accuracy == chance:
+        return "as many as"
+    return f"only {points(accuracy - chance)} percentage points more than" if accuracy > chance else "less than"
 
 
 def _criteria(rows: Sequence[PruneRow]) -> list[str]:
@@ -121,6 +124,13 @@ def _loss(whole: PruneRow) -> str:
     return "the error grows by more than 1%" if whole.rmse is not None else "the log loss grows by more than 0.01 nats"
 
 
+def _more(whole: PruneRow) -> str:
+    """More than the loss that counts as acceptable."""
+    if whole.accuracy is not None:
+        return "a loss of more than one percentage point"
+    return "a growth of more than 1%" if whole.rmse is not None else "a growth of more than 0.01 nats"
+
+
 def _allowed(whole: PruneRow) -> str:
     if whole.accuracy is not None:
         return "a measured loss of at most one percentage point of accuracy"
@@ -145,17 +155,19 @@ def _moved(row: PruneRow, whole: PruneRow) -> str:
 
 
 def _interval(row: PruneRow, whole: PruneRow) -> str:
-    """The 95% interval of the change, and the number of examples."""
+    """The 95% interval of the change (of its size, where the sign is clear), and the number of examples."""
     low, high = row.change_low, row.change_high
     if low is None or high is None:
         return ""
+    clear = low > 0 or high < 0
+    low, high = sorted((abs(low), abs(high))) if clear else (low, high)
     if whole.accuracy is not None:
-        shown = f"{points(low, signed=True)} to {points(high, signed=True)} percentage points"
+        shown = f"{points_range(low, high)} percentage points"
     elif whole.rmse is not None:
-        shown = minus(f"{low / whole.rmse:+.1%} to {high / whole.rmse:+.1%}")
+        shown = f"{points_range(low / whole.rmse, high / whole.rmse)}%"
     else:
         shown = between(low, high, "nats")
-    return f" (95% interval of the change {shown}, n = {row.examples or 0:,})"
+    return f" (95% interval{'' if clear else ' of the change'} {shown}, n = {row.examples or 0:,})"
 
 
 def _count(row: PruneRow) -> str:

@@ -33,7 +33,7 @@ def quality(context: Context) -> Quality:
     kinds = [Kind.PLAIN, Kind.BAYESIAN, *([Kind.RECALIBRATED] if context.baseline is not None else [])]
     inside = [context.prediction("test", kind) for kind in kinds]
     novel = [context.profiled_uncertainties(kind) for kind in kinds]
-    scores = scores_of(context.task, inside, targets, novel, context.seed)
+    scores = scores_of(context.task, inside, targets, novel, context.seed, context.elements or "labels")
     metrics = [_metric(one, context.seed) for one in scores]
     bins = None
     if context.task.has_labels:

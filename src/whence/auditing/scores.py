@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whence.auditing.tasks import Task
+from whence.auditing.data import spaced
+from whence.auditing.tasks import Classes, Task
 from whence.errors import BadData, BadOption, NotDefined, Notice
 from whence.metrics import Estimate as Measured
 from whence.metrics import auroc, evaluate, fpr95, reliability
@@ -27,7 +28,6 @@ from whence.predictive.predictions import (
 )
 from whence.report.record.common import Bins, Estimate, MetricName, ReliabilityBin
 from whence.report.record.common import Numbers as Values
-from whence.where.weights import thinned
 
 BINS = 15  # as in metrics.ece, so that its value follows from the table
 POINTS = 200  # of a curve
@@ -35,7 +35,7 @@ RANKED = 100_000  # labels that an AUROC of errors ranks
 NEGLIGIBLE = 1e-3  # negligible difference in nats (or Brier)
 TINY = torch.finfo(torch.float32).tiny
 OF_LABELS = ("accuracy", "nll", "brier", "ece", "auroc")  # of metrics.evaluate
-OF_NUMBERS = ("rmse", "nll", "crps", "coverage", "width")
+OF_NUMBERS = ("rmse", "r2", "nll", "crps", "coverage", "width")
 COVERAGE, WIDTH, LEVEL = "coverage", "width", 0.95
 
 METRICS = [
@@ -43,25 +43,41 @@ METRICS = [
     for row in (
         ("accuracy", "Accuracy", "higher", "Share of right answers: the most probable class, or a label above 0.5."),
         ("rmse", "RMSE", "lower", "Root mean squared error: the size of a typical error."),
+        ("r2", "R²", "higher", "Share of the variance of the true values that the predictions explain: 1 is perfect, 0 "
+         "what always predicting their mean gives. Of several outputs the mean."),
         ("nll", "NLL", "lower", "Negative log likelihood, in nats: −log of the probability (density) of the truth. "
          "Confident errors cost most."),
         ("brier", "Brier score", "lower", "Squared distance between the predicted probabilities and the outcome."),
         ("crps", "CRPS", "lower", "Distance between the predicted distribution and the outcome."),
         ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy over "
-         f"{BINS} groups of equal width, in percentage points. It is too large on average if there are few inputs."),
+         f"{BINS} groups of equal width, in percentage points. With few inputs the estimate is too large on average. "
+         "The interval is corrected for that, so the estimate lies near its upper end."),
         ("coverage", "Coverage of 95% intervals", "0.95", "Share of true values inside the interval; it should be "
          "95%."),
         ("width", "Width of 95% intervals", "lower", "Mean width of the intervals; comparable only at equal coverage."),
         ("auroc", "AUROC", "higher", "How well the probability ranks positives above negatives; 0.5 is chance, 1 "
          "perfect."),
-        ("error_auroc", "AUROC of errors", "higher", "How well uncertainty ranks wrong answers above right ones; 0.5 "
-         "is chance, 1 perfect."),
-        ("ood_auroc", "AUROC against novel inputs", "higher", "How well uncertainty ranks novel inputs above "
-         "test inputs; 0.5 is chance, 1 perfect."),
+        ("error_auroc", "AUROC of errors", "higher", "How well the UNCERTAINTY ranks wrong answers above right "
+         "ones; 0.5 is chance, 1 perfect."),
+        ("ood_auroc", "AUROC against novel inputs", "higher", "How well the UNCERTAINTY ranks novel inputs "
+         "above test inputs; 0.5 is chance, 1 perfect."),
         ("ood_fpr95", "FPR95 against novel inputs", "lower", "Share of test inputs flagged when 95% of the novel "
-         "inputs are."),
+         "inputs are, by the UNCERTAINTY."),
     )
 ]  # fmt: skip
+
+
+BRIER_OF_CLASSES = (
+    "Squared distance between the predicted probabilities and the outcome, summed over the classes: 0 to 2."
+)
+BRIER_OF_ONE = (
+    "Squared difference between the predicted probability of the positive class and the outcome (0 or 1): 0 to 1."
+)
+BRIER_OF_LABELS = (
+    "Squared difference between the predicted probability of a label and the outcome (0 or 1), mean over labels: 0 to "
+    "1."
+)
+UNCERTAINTY = {"entropy": "entropy of the prediction", "variance": "predicted standard deviation"}
 
 
 # Several predictions for the same inputs
@@ -119,14 +135,34 @@ def scores_of(
     targets: Tensor,
     novel: Sequence[tuple[Tensor, Tensor] | None],
     seed: int,
+    things: str = "labels",
 ) -> Iterator[Scores]:
-    """Every metric that applies; ``novel`` are uncertainties of inputs in and out of distribution, or None."""
+    """Every metric that applies; ``novel`` are uncertainties of inputs in and out of distribution, or None.
+
+    ``things``: what is counted, pixels for example.
+    """
     pairs = zip(predictions, novel, strict=True)
     found = [_all_scores(task, prediction, targets, apart, seed) for prediction, apart in pairs]
     for metric in METRICS:
         values = [scores.get(metric.name) for scores in found]
         if any(value is not None for value in values):
-            yield Scores(metric, values, [losses_of(metric.name, one, targets) for one in predictions])
+            yield Scores(
+                described(metric, task, targets, things),
+                values,
+                [losses_of(metric.name, one, targets) for one in predictions],
+            )
+
+
+def described(metric: MetricName, task: Task, targets: Tensor, things: str) -> MetricName:
+    """The metric with what depends on the task: its scale, the score that ranks, and how many are ranked."""
+    labels = int((targets >= 0).sum()) if task.has_labels else 0
+    about = metric.about.replace("UNCERTAINTY", UNCERTAINTY.get(task.measure, "uncertainty"))
+    if metric.name == "brier":
+        one = BRIER_OF_LABELS if targets[:1].numel() > 1 else BRIER_OF_ONE
+        about = BRIER_OF_CLASSES if isinstance(task, Classes) else one
+    elif metric.name == "error_auroc" and labels > RANKED:
+        about += f" Measured on {RANKED:,} of the {labels:,} {things}, spread evenly over them."
+    return replace(metric, about=about)
 
 
 def _all_scores(
@@ -240,5 +276,6 @@ def reliability_bins(prediction: Any, targets: Tensor, of: Literal["confidence"]
 
 
 def sorted_values(values: Tensor) -> Values:
-    """Sorted values, thinned to a few hundred."""
-    return tuple(thinned(values.sort().values, POINTS).tolist())
+    """Sorted values, at most a few hundred, with the smallest and the largest."""
+    ordered = values.sort().values
+    return tuple(ordered[spaced(len(ordered), min(len(ordered), POINTS))].tolist())

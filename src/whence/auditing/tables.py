@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from whence.auditing.answered import several_labels
 from whence.auditing.context import Context
 from whence.auditing.pruning_words import most_frequent, pruning_words
 from whence.errors import NotDefined
 from whence.extras.pruning.curve import prune_curve
 from whence.metrics import nll
 from whence.numerals import number
-from whence.report.record.sections import Answer, Layer, PrunedNetwork, Pruning, Sensitivity, Shares
+from whence.report.record.sections import Answer, Layer, OneAnswer, PrunedNetwork, Pruning, Sensitivity, Shares
 from whence.where.answers import answers_given
 from whence.where.layer_rows import LayerRow
 
@@ -58,9 +59,18 @@ def pruning(context: Context) -> Pruning:
     """Performance as weights are pruned, by criterion."""
     context.need_targets("test")
     posterior = context.posterior.as_weights("pruning")
-    chance = most_frequent(context.profiled["test"].targets) if context.task.has_labels else None
+    guess = most_frequent(context.profiled["test"].targets) if context.task.has_labels else None
     rows = prune_curve(posterior, context.profiled["test"].pair, seed=context.seed, progress=False).rows
-    return Pruning(tuple(PrunedNetwork(**asdict(row)) for row in rows), (pruning_words(rows, chance),))
+    return Pruning(
+        tuple(PrunedNetwork(**asdict(row)) for row in rows),
+        (pruning_words(rows, guess and guess[1]),),
+        None if guess is None else OneAnswer(_answer_name(context, guess[0]), guess[1]),
+    )
+
+
+def _answer_name(context: Context, label: int) -> str | None:
+    """The name of a class; None for the values of several labels."""
+    return None if several_labels(context) else context.class_name(label)
 
 
 def answers(context: Context) -> tuple[Answer, ...]:

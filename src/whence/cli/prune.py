@@ -118,6 +118,7 @@ def _pruned(
     """The pruned network, and its size."""
     masks = whence.prune(posterior, fraction, by=by, **chosen)  # type: ignore[arg-type]
     total, gone = sum(p.numel() for p in posterior.network.params.values()), masked(masks)
+    prunable = sum(b.numel() for name, b in masks.named_buffers() if name.endswith("_mask"))
     network = whence.compact(masks) if small else _permanent(masks)
     left = sum(p.numel() for p in network.parameters()) if small else total - gone
     return network, {
@@ -125,6 +126,8 @@ def _pruned(
         "fraction": fraction,
         "units": chosen["units"],
         "sparsity": 1 - left / total,
+        "prunable": prunable,
+        "masked": gone,
         "parameters_before": total,
         "parameters": left,
         "shapes": {name: list(p.shape) for name, p in network.named_parameters()} if small else None,
@@ -157,8 +160,16 @@ def _write(network: nn.Module, path: Path, result: dict[str, Any]) -> Path:
 
 def _table(result: dict[str, Any]) -> RenderableType:
     rows: list[tuple[str, str]] = [
-        ("pruned", f"{percent(result['sparsity'])} of all parameters, by {result['by']}"),
-        ("parameters", f"{whole(result['parameters_before'])} → {whole(result['parameters'])}"),
+        (
+            "pruned",
+            f"{whole(result['masked'])} of the {whole(result['prunable'])} parameters that can be pruned "
+            f"({percent(result['masked'] / result['prunable'])}), by {result['by']}",
+        ),
+        (
+            "parameters",
+            f"{whole(result['parameters_before'])} → {whole(result['parameters'])}: {percent(result['sparsity'])} "
+            f"fewer{'' if result['units'] else ', as biases and others are not pruned'}",
+        ),
     ]
     before, after = result.get("before", {}), result.get("after", {})
     for key, label in (("accuracy", "accuracy"), ("rmse", "root mean squared error"), ("nll", "log loss")):

@@ -24,7 +24,8 @@ from whence.curvature.jvp import AGREE, plain_tangents
 from whence.curvature.tangent_rules import CONSTANT, RULES, Step
 from whence.engine.contexts import fused_attention_off
 from whence.errors import UnsupportedLayer
-from whence.functional import Network, output_tensor
+from whence.functional import Network
+from whence.outputs import output_tensor
 
 REMEDY = "Serve weight draws instead, with method='sampled'."
 WHOLE = ("aten.linear.default",)  # operations that have rules although they could be split

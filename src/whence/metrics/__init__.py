@@ -22,6 +22,7 @@ from whence.metrics.distance import Distance, distance, total_variation, wassers
 from whence.metrics.evaluate import Scores, evaluate, nll
 from whence.metrics.intervals import Estimate
 from whence.metrics.pit import pit
+from whence.metrics.r_squared import r2
 from whence.metrics.regression import coverage, crps, interval_score, mae, rmse, width
 from whence.metrics.selective import Deferral, RiskCoverage, aurc, defer, risk_coverage, selective_accuracy
 
@@ -54,6 +55,7 @@ __all__ = [
     "mce",
     "nll",
     "pit",
+    "r2",
     "reliability",
     "risk_coverage",
     "rmse",

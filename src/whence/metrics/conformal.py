@@ -164,8 +164,8 @@ class Conformal:
         """What is guaranteed under which assumption, in one sentence."""
         return self.guaranteed(percent(self.level))
 
-    def guaranteed(self, level: str) -> str:
-        """The same for a level in words."""
+    def guaranteed(self, level: str, approximately: bool = False) -> str:
+        """The same for a level in words; ``approximately``, if something else was tuned on the validation data."""
         what = "set" if self.answer in (Answer.CLASSES, Answer.LABELS) else "interval"
         each = " of each label or output" if len(self.thresholds) > 1 else ""
         where = {
@@ -176,7 +176,7 @@ class Conformal:
         return (
             f"If new inputs and the {self.count:,} validation inputs come from the same source in the same way "
             f"(exchangeable), the {what}{each} contains the true answer with a probability of at least "
-            f"{level}{where}."
+            f"{'approximately ' if approximately else ''}{level}{where}."
         )
 
     def sets(self, prediction: Any) -> Tensor:

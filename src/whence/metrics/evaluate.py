@@ -28,6 +28,7 @@ from whence.metrics.elements import (
 )
 from whence.metrics.intervals import Estimate
 from whence.metrics.means import mean
+from whence.metrics.r_squared import r2
 from whence.metrics.regression import coverage, crps, interval_score, is_pair, mae, read_numbers, rmse, width
 from whence.metrics.selective import aurc, selective_accuracy
 from whence.predictive.predictions import (
@@ -79,6 +80,7 @@ OF_LABELS: dict[str, Metric] = {
 OF_NUMBERS: dict[str, Metric] = {
     "rmse": rmse,
     "mae": mae,
+    "r2": r2,
     "nll": nll,
     "crps": crps,
     "coverage": coverage,
@@ -208,7 +210,7 @@ def _number_metrics(prediction: Any, targets: ArrayLike) -> dict[str, Metric]:
     elif isinstance(prediction, Distribution) or hasattr(prediction, "aleatoric"):
         names = tuple(OF_NUMBERS)
     elif isinstance(prediction, OutputPrediction) or _is_point(prediction, targets):
-        names = ("rmse", "mae")
+        names = ("rmse", "mae", "r2")
     else:  # draws have no density
         names = [name for name in OF_NUMBERS if name != "nll"]
     return {name: OF_NUMBERS[name] for name in names}

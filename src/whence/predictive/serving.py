@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from whence.copies import copy_module
 from whence.errors import BadOption, NotDefined
-from whence.functional import output_tensor
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Poisson, standard
+from whence.outputs import output_tensor
 from whence.predictive.sampled import WeightDraws
 
 if TYPE_CHECKING:

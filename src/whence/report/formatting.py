@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from whence.numerals import NONE, area, decimals, is_number, minus, number, percent, points
+from collections.abc import Iterable
+
+from whence.numerals import NONE, apart_from_zero, area, decimals, fixed, is_number, minus, number, percent, points
 from whence.report.record.common import Estimate, Form
 
+CONSTANT = 1e-6  # width of an interval, relative to its value, that is rounding
 
-def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
-    """Value and interval as text; ``part``: as percentages."""
+
+def estimate(value: Estimate | None, part: bool = False, places: int | None = None) -> tuple[str, str]:
+    """Value and interval as text; ``part``: as percentages; ``places``: decimals of a column of numbers.
+
+    Without an interval where nothing varies.
+    """
     if value is None or value.value is None:
         return NONE, ""
     if value.low is None or value.high is None:
@@ -17,7 +24,17 @@ def estimate(value: Estimate | None, part: bool = False) -> tuple[str, str]:
         places = 1 if width >= 0.5 or width <= 0 else min(3, decimals(0.0, 0.0, width))
         low, high = (percent(end, places).removesuffix("%") for end in (value.low, value.high))
         return percent(value.value, places), f"[{low}, {high}]"
-    return _with_decimals(value, decimals(value.value, value.low, value.high))
+    if value.high - value.low <= CONSTANT * abs(value.value):
+        return fixed(value.value, decimals(value.value) if places is None else places) if value.value else "0", ""
+    places = decimals(value.value, value.low, value.high) if places is None else places
+    return _with_decimals(value, apart_from_zero(places, value.low, value.high))
+
+
+def places_of(column: Iterable[Estimate | None]) -> int | None:
+    """The decimals of a column of estimates: the fewest that one of them has by itself."""
+    known = [one for one in column if one is not None and one.value is not None]
+    found = [decimals(v.value, v.low, v.high) for v in known if v.low is not None and v.high is not None and v.value]
+    return min(found, default=None)
 
 
 def area_estimate(value: Estimate | None) -> tuple[str, str]:
@@ -42,7 +59,19 @@ def points_estimate(value: Estimate | None, plus: bool = True) -> tuple[str, str
         return NONE, ""
     if value.low is None or value.high is None:
         return points(value.value, signed=plus), ""
-    return points(value.value, signed=plus), f"[{points(value.low)}, {points(value.high)}]"
+    places = apart_from_zero(1, 100 * value.low, 100 * value.high)
+    low, high = (points(end, places=places) for end in (value.low, value.high))
+    return points(value.value, plus, places), f"[{low}, {high}]"
+
+
+def plus_minus(mean: float | None, std: float | None) -> str:
+    """A number and its standard deviation with the same decimals, three digits of the latter."""
+    return " ± ".join([fixed(mean, places_with(std)), fixed(std, places_with(std))])
+
+
+def places_with(std: float | None) -> int:
+    """Decimals of a standard deviation with three significant digits."""
+    return decimals(std) if std is not None and is_number(std) else 3
 
 
 def _with_decimals(value: Estimate, places: int) -> tuple[str, str]:

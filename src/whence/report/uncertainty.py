@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from whence.numerals import number
+from whence.numerals import alike, number
 from whence.report.record.audit import Deferral, Uncertainties
 from whence.report.record.common import Numbers, PlainAndBayesian
 from whence.report.record.comparison import UncertaintyOfMethods
@@ -53,6 +53,13 @@ def threshold(value: float | None, root: bool, digits: int = 4, rooted: bool = F
     shown = math.sqrt(max(value, 0.0)) if root and not rooted else value
     small = 0 < abs(shown) < LEAST and not root  # a part may be below 0 by rounding
     return f"<{LEAST}" if small else number(shown, digits)
+
+
+def quartiles(values: Numbers, root: bool) -> list[str]:
+    """The quartiles of sorted values, with the same decimals; smaller ones by themselves."""
+    some = [values[(len(values) * part) // 4] for part in (1, 2, 3)]
+    shown = zip(some, alike(some), strict=True)
+    return [text if not value or text.strip("−0.") else threshold(value, root, 2, True) for value, text in shown]
 
 
 def _roots(values: Any) -> Any:

@@ -15,7 +15,8 @@ from whence.engine.batches import Data, Inputs, as_source, from_numpy, is_pair, 
 from whence.engine.files import digest
 from whence.engine.sources import OfDataset
 from whence.errors import BadData, BadOption
-from whence.functional import arguments, output_tensor, source_for
+from whence.functional import arguments, source_for
+from whence.outputs import output_tensor
 from whence.training.examples import Examples
 
 EVALUATED = 2048  # batch size for evaluation

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from whence.engine.batches import as_inputs
 from whence.errors import BadOption, NotDefined
-from whence.functional import arguments, call_with, output_tensor
+from whence.functional import arguments, call_with
+from whence.outputs import output_tensor
 from whence.recording.blocks import owner_of
 from whence.tables import Table
 

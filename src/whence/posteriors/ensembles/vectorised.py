@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from whence.engine.batches import Inputs, take, tensors_in
 from whence.engine.randomness import derived_seed, preserved_random_state
 from whence.errors import NotConverged
-from whence.functional import arguments, call_with, output_tensor
+from whence.functional import arguments, call_with
 from whence.likelihoods import Likelihood
+from whence.outputs import output_tensor
 from whence.posteriors.ensembles.factory import History, MemberTrainer, shapes
 from whence.training.examples import Examples
 from whence.training.feed import ExamplesFeed, Feed, outputs_of

@@ -16,8 +16,9 @@ from torch import Tensor
 from whence.engine.batches import Data, Inputs, size_of
 from whence.engine.randomness import derived_seed
 from whence.errors import BadOption, NotConverged
-from whence.functional import arguments, call_with, output_tensor
+from whence.functional import arguments, call_with
 from whence.likelihoods import Likelihood
+from whence.outputs import output_tensor
 from whence.posteriors.variational.history import ElboEpoch, quantiles, uncertainties
 from whence.posteriors.variational.module import VariationalModule
 from whence.training.feed import Feed

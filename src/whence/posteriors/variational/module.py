@@ -14,7 +14,8 @@ from whence.engine.batches import Inputs
 from whence.engine.contexts import fused_attention_off
 from whence.engine.randomness import preserved_random_state
 from whence.errors import BadOption, UnsupportedLayer, one_of, whole_numbers
-from whence.functional import Network, arguments, call_with, output_tensor
+from whence.functional import Network, arguments, call_with
+from whence.outputs import output_tensor
 from whence.posteriors.base import layer_blocks
 from whence.posteriors.variational.blocks import BlockPass, VariationalBlock, begin_joined, joinable, kl_joined
 from whence.posteriors.variational.estimators import ESTIMATORS, EstimatorName, Substitution, flipout

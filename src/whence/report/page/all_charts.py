@@ -10,10 +10,12 @@ from whence.report.page.charts import (
     axis,
     column,
     deferral_curve,
+    drawn_pairs,
     figure,
     has_errors,
     looks_of,
     novelty_layers,
+    of_bins,
     p_values,
     pairs,
     plain_text,
@@ -37,7 +39,7 @@ def audit_charts(record: AuditRecord) -> dict[str, Chart]:
     quality, deferral, novelty = record.quality, record.deferral, record.novelty
     found: dict[str, Chart] = {}
     if quality and quality.reliability:
-        found["reliability"] = reliability(pairs(quality.reliability))
+        found["reliability"] = reliability(drawn_pairs(quality.reliability, of_bins))
     if quality and quality.uncertainty:
         found["uncertainty"] = uncertainties(shown(quality.uncertainty, record.unit, record.data.elements))
     if deferral and deferral.curve and has_errors(pairs(deferral.curve)):
@@ -46,7 +48,7 @@ def audit_charts(record: AuditRecord) -> dict[str, Chart]:
         found["novelty-layers"] = novelty_layers(novelty)
         found["novelty-p"] = p_values(novelty)
     if record.pruning and record.pruning.rows:
-        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit, quality.guessing if quality else None)
+        found["pruning-curve"] = pruning_curve(record.pruning.rows, record.unit, record.pruning.guess)
     if record.sensitivity:
         found["sensitivity-curve"] = sensitivity_curve(record.sensitivity, layer_colours(record))
     return found | (comparison_charts(record.comparison) if record.comparison else {})

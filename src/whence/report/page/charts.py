@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from whence.errors import need
 from whence.report.formatting import shortened, significant
 from whence.report.record.audit import Deferral
 from whence.report.record.common import Bins, Number, Numbers, PlainAndBayesian, RejectionCurve
 from whence.report.record.comparison import Method
-from whence.report.record.sections import Histogram, Novelty, PrunedNetwork, Sensitivity
-from whence.report.record.verdict import Guessing
+from whence.report.record.sections import Histogram, Novelty, OneAnswer, PrunedNetwork, Sensitivity
 from whence.report.uncertainty import Shown
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class Look:
     mark: str  # in text
     symbol: str  # in charts
     dash: str = "solid"
+    both: bool = False  # whether it stands for two, so that a legend names it even if it is the only one
 
     def style(self, **line: Any) -> Chart:
         """Plotly options for its lines and marks."""
@@ -49,6 +52,7 @@ class Look:
             "name": plain_text(shortened(self.name)),
             "line": {"color": self.colour, "dash": self.dash, "width": 2, **line},
             "marker": {"color": self.colour, "symbol": self.symbol, "size": 8},
+            **({"showlegend": True} if self.both else {}),
         }
 
     @property
@@ -59,6 +63,9 @@ class Look:
 
 PLAIN = Look("plain network", PLAIN_COLOUR, "○", "circle-open", "dot")
 BAYESIAN = Look("Bayesian", COLOURS[0], "●", "circle")
+COINCIDING = Look("both (the two coincide)", COLOURS[0], "●", "circle", both=True)
+SEEN = 0.01  # difference of two curves, relative to the largest value, that can be seen
+Points = tuple[Sequence[Number], Sequence[Number]]  # x and y
 
 
 def looks_of(methods: Sequence[Method]) -> list[Look]:
@@ -71,6 +78,23 @@ def looks_of(methods: Sequence[Method]) -> list[Look]:
         place = i % len(MARKS)
         found.append(Look(method.name, colour, MARKS[place], SYMBOLS[place], "dash" if plain else "solid"))
     return found
+
+
+def drawn_pairs(both: PlainAndBayesian[T], points: Callable[[T], Points]) -> list[tuple[Look, T]]:
+    """As ``pairs``; as one, where the two cannot be told apart in a chart of these points."""
+    return [(COINCIDING, both.bayesian)] if _coincide(points(both.plain), points(both.bayesian)) else pairs(both)
+
+
+def _coincide(first: Points, second: Points) -> bool:
+    """Whether two curves are closer than a line is wide, relative to the larger of the two."""
+    (x, y), (u, v) = ([[value for value in column if value is not None] for column in one] for one in (first, second))
+    if not x or not u or len(x) != len(y) or len(u) != len(v):
+        return False
+    across, up = (SEEN * max(map(abs, [*one, *other])) for one, other in ((x, u), (y, v)))
+    if len(x) == len(u) and all(abs(a - b) <= across for a, b in zip(x, u, strict=True)):
+        return all(abs(a - b) <= up for a, b in zip(y, v, strict=True))
+    apart = np.abs(np.interp(x, u, v) - np.array(y)) if x == sorted(x) and u == sorted(u) else np.array([math.inf])
+    return bool(apart.max() <= up)
 
 
 def pairs(both: PlainAndBayesian[T]) -> list[tuple[Look, T]]:
@@ -122,6 +146,12 @@ def plain_text(text: str) -> str:
 # Predictions
 
 
+def of_bins(bins: Bins | None) -> Points:
+    """The points of a reliability curve."""
+    drawn = drawn_bins(bins or ())
+    return [one.confidence for one in drawn], [one.accuracy for one in drawn]
+
+
 def drawn_bins(bins: Bins) -> Bins:
     """The groups that are large enough for a point; all of them if none is."""
     return tuple(one for one in bins if one.count >= FEWEST) or bins
@@ -154,11 +184,21 @@ def above(values: Numbers) -> Chart:
     return {"x": rounded(values), "y": [significant(1 - i / len(values)) for i in range(len(values))]}
 
 
+def above_points(log: bool) -> Callable[[Numbers], Points]:
+    """The points of the same curve on its axis."""
+
+    def points(values: Numbers) -> Points:
+        x = [math.log10(v) if log and v else v for v in values]
+        return x, above(values)["y"]
+
+    return points
+
+
 def uncertainties(found: Shown) -> Chart:
     """The share of inputs whose uncertainty exceeds a value: thin for test data, thick for out-of-distribution data."""
     traces = []
     for curves, words, width in ((found.test, DATA["test"], 1.5), (found.ood, DATA["ood"], 3.5)):
-        for look, values in pairs(curves) if curves else ():
+        for look, values in drawn_pairs(curves, above_points(found.log)) if curves else ():
             style = look.style(shape="hv", width=width) | {"name": f"{words}, {look.name}"}
             traces.append({**above(values), "mode": "lines", **style, "hovertemplate": "%{y:.0%} above %{x:.3g}"})
     y = percentages("share of inputs above it", HIGHEST_TITLE)
@@ -198,7 +238,8 @@ def deferral_curve(deferral: Deferral) -> Chart:
     """Error of the inputs that the network answers, against their share."""
     assert deferral.curve is not None
     title = f"{plain_text(deferral.error)} of the answered"
-    return rejection_curves(pairs(deferral.curve), title, deferral.is_rate, of=deferral.answers)
+    curves = drawn_pairs(deferral.curve, lambda curve: (curve.coverage, curve.error))
+    return rejection_curves(curves, title, deferral.is_rate, of=deferral.answers)
 
 
 def rejection_curves(
@@ -278,7 +319,7 @@ def pruning_score(rows: Sequence[PrunedNetwork], unit: str | None = None) -> tup
     return "nll", "negative log likelihood"
 
 
-def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess: Guessing | None = None) -> Chart:
+def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess: OneAnswer | None = None) -> Chart:
     """Accuracy (or the error) against the share of prunable weights removed, and the accuracy of one answer to all."""
     score, name = pruning_score(rows, unit)
     traces = []
@@ -295,7 +336,7 @@ def pruning_curve(rows: Sequence[PrunedNetwork], unit: str | None = None, guess:
     return figure(traces, xaxis=percentages("share of prunable weights removed"), yaxis=y)
 
 
-def _one_answer(guess: Guessing) -> Chart:
+def _one_answer(guess: OneAnswer) -> Chart:
     """A line at the accuracy of always answering the most frequent class, to which an empty network falls back."""
     of = f"“{plain_text(shortened(guess.name))}”" if guess.name else "the most frequent class"
     return {

@@ -13,6 +13,7 @@ from whence.report.record.common import Mark
 from whence.report.record.convert import Rules, changed
 
 R = TypeVar("R")
+TOGETHER = re.compile(r"\b([np]) ([=≤]) (?=[\d.])")  # "n = 2,500", which is not broken
 SHORT = 10  # characters of a name that fit next to numbers on a phone
 
 
@@ -48,9 +49,9 @@ def without_common(record: R) -> tuple[R, str]:
 def code(text: str) -> Any:
     """Mark up names between backticks as code."""
     safe = need("markupsafe", "report")
-    parts = text.split("`")
+    parts = TOGETHER.sub("\\1\u00a0\\2\u00a0", text).split("`")
     if len(parts) % 2 == 0:
-        return safe.escape(text)
+        return safe.escape("`".join(parts))
     tag = safe.Markup("<code>{}</code>")
     return safe.Markup("").join(tag.format(part) if i % 2 else part for i, part in enumerate(parts))
 

@@ -8,7 +8,18 @@ from typing import Any
 
 from whence import numerals
 from whence.report import formatting
-from whence.report.page.charts import COLOURS, Chart, figure, gaps, pairs, percentages, plain_text, reliability, rounded
+from whence.report.page.charts import (
+    COLOURS,
+    Chart,
+    drawn_pairs,
+    figure,
+    gaps,
+    of_bins,
+    percentages,
+    plain_text,
+    reliability,
+    rounded,
+)
 from whence.report.record.audit import AuditRecord, Deferral
 from whence.report.record.common import Estimate
 from whence.report.record.groups import Groups
@@ -76,7 +87,9 @@ def people_charts(record: AuditRecord) -> dict[str, Chart]:
         found["precision-recall"] = _rates(two.precision_recall, two, "recall (sensitivity)", "precision", "hv")
         found["roc"] = _rates(two.roc, two, "false positive rate (1 − specificity)", "sensitivity", "vh")
     if two is not None and two.reliability is not None:
-        found["positive-reliability"] = reliability(pairs(two.reliability), "mean predicted probability", "frequency")
+        found["positive-reliability"] = reliability(
+            drawn_pairs(two.reliability, of_bins), "mean predicted probability", "frequency"
+        )
     for i, _ in enumerate(record.groups.groupings if record.groups else ()):
         assert record.groups is not None
         found[f"group-chart-{i}"] = _group_chart(record.groups, i, record.unit)

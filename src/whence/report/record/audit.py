@@ -77,6 +77,15 @@ class Data:
     elements: Elements | None = None  # what scores count, if not inputs: several elements of each
     profiled: ProfiledInputs | None = None
 
+    @property
+    def tested(self) -> str:
+        """The test inputs in words, with how many of them are in the validation data."""
+        if self.test is None:
+            return ""
+        shared = 0 if self.overlap is None else self.overlap.between or 0
+        also = f" ({shared:,} of them {'is' if shared == 1 else 'are'} also in the validation data)" if shared else ""
+        return f"{self.test.inputs:,} test input{'' if self.test.inputs == 1 else 's'}{also}"
+
     def counted(self, count: int | None, of: str = "") -> str:
         """A number of scored elements in words: "1,200 pixels of 40 inputs"; ``of`` stands before "inputs"."""
         if count is None:
@@ -163,6 +172,24 @@ class Reached:
     change: Estimate | None = None  # error of the answered inputs minus that of all
     frequent: FrequentClass | None = None  # among the answered inputs
 
+    @property
+    def answered(self) -> int:
+        """The number of answers that are given."""
+        return round((self.coverage.value or 0.0) * self.coverage.count)
+
+    @property
+    def deferred(self) -> int:
+        return self.coverage.count - self.answered
+
+
+@dataclass(frozen=True)
+class ExpectedShare:
+    """The 95% range of the share of test inputs that a threshold from so many validation inputs answers by chance."""
+
+    low: float
+    high: float
+    inputs: Count
+
 
 @dataclass(frozen=True)
 class DeferralRule:
@@ -175,6 +202,7 @@ class DeferralRule:
     answers: Literal["all", "some", "none"]
     validation: Chosen
     test: Reached
+    expected: ExpectedShare | None = None  # if test and validation inputs are alike; of rules for a share of inputs
 
     @property
     def by_coverage(self) -> bool:

@@ -27,6 +27,7 @@ class OfSets:
     size_right: Number  # where the most probable answer is right
     size_wrong: Number
     parts: tuple[PartCoverage, ...] | None = None
+    several: float | None = None  # share of sets with two or more answers
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,18 @@ class ConformalSection:
     limits: Sentence  # of the guarantee
     rows: tuple[ConformalRow, ...]
     words: Sentences
+
+    @property
+    def threshold_name(self) -> str:
+        """What a threshold of the score is."""
+        return {
+            "probability": "smallest probability of an answer",
+            "cumulative": "sum of the probabilities",
+            "normalised": "standard deviations",
+        }.get(self.score, "distance")
+
+    def thresholds(self, row: ConformalRow) -> Numbers:
+        """As they are shown: of the probability of an answer, where the score is 1 minus that."""
+        if self.score != "probability":
+            return row.thresholds
+        return tuple(None if one is None else 1 - one for one in row.thresholds)

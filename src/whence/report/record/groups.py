@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from whence.numerals import p_equals
 from whence.report.record.common import Count, Estimate, MetricName, Number, Sentence, Sentences
 
 
@@ -16,10 +17,15 @@ class GroupDifference:
     difference: Estimate
     p: Number
     is_share: bool
+    least_p: float | None = None  # that the number of permutations allows
 
     @property
     def significant(self) -> bool:
         return self.p is not None and self.p <= 1 - self.difference.level
+
+    @property
+    def p_words(self) -> str:
+        return p_equals(self.p, self.least_p)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,11 @@ class Group:
     deferred: Estimate | None  # share, by the rule that answers 80% of the validation data
     answered_error: Estimate | None
     differences: tuple[GroupDifference, ...]
+    why: tuple[str | None, ...] | None = None  # why a metric is missing, as ``metrics``
+    positives: int | None = None  # of two classes, with the share, and the rates where there are enough
+    prevalence: Estimate | None = None
+    sensitivity: Estimate | None = None
+    specificity: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Groups:
     fewest: Count
     error: str  # name of answered_error
     words: Sentences
+    permutations: int | None = None
+    positive: str | None = None  # of two classes
 
     @property
     def is_rate(self) -> bool:

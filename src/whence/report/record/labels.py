@@ -33,6 +33,8 @@ class ClassCalibration:
     iou: Estimate | None = None  # of pixels and tokens: those that have it and say it, of those that have or say it
     recalibrated: float | None = None  # mean probability of the recalibrated network
     overconfidence: Estimate | None = None  # confidence minus precision; the interval holds for all classes together
+    in_training: float | None = None  # its frequency in the training data
+    in_validation: float | None = None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ class OutputChecks:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """The standard deviation of the noise of one output, where it is the same for all inputs."""
+
+    plain: Number
+    bayesian: Number
+    recalibrated: Number = None
+    estimated: bool = False  # that of the plain network from the training residuals
+
+
+@dataclass(frozen=True)
 class NumberChecks:
     """Checks of the predictive distribution of numbers."""
 
@@ -66,3 +76,4 @@ class NumberChecks:
     outputs: tuple[OutputChecks, ...]
     unlisted: Count  # outputs that are not shown
     words: Sentences
+    noise: Noise | None = None

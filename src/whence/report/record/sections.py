@@ -328,11 +328,20 @@ class PrunedNetwork:
 
 
 @dataclass(frozen=True)
+class OneAnswer:
+    """Always giving the most frequent class of the inputs on which pruned networks are scored."""
+
+    name: str | None
+    accuracy: Number
+
+
+@dataclass(frozen=True)
 class Pruning:
     """Performance as weights are pruned, by criterion."""
 
     rows: tuple[PrunedNetwork, ...]
     words: Sentences
+    guess: OneAnswer | None = None
 
 
 @dataclass(frozen=True)

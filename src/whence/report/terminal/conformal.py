@@ -15,14 +15,17 @@ def conformal_view(found: ConformalSection, unit: str | None, wide: bool) -> Ren
     sets = found.kind == "sets"
     of = f" ({unit})" if unit else ""
     columns = (
-        ["size>", "one answer>", "none>", "size if wrong>"] if sets else [f"width{of}>", "Bayesian>", f"width{of}>"]
+        ["size>", "none>", "one answer>", "several>", "size if wrong>"]
+        if sets
+        else [f"width{of}>", "Bayesian>", f"width{of}>"]
     )
     table = new_table("level", "coverage>", *columns)
     for row in found.rows:
         cells: list[str] = []
         if row.sets is not None:
             own = row.sets
-            cells = [estimate(own.size, interval=wide), percent(own.singletons, 1), percent(own.empty, 1)]
+            cells = [estimate(own.size, interval=wide), percent(own.empty, 1), percent(own.singletons, 1)]
+            cells.append(percent(own.several, 1))
             cells.append(number(own.size_wrong))
         elif row.intervals is not None:
             of_row = row.intervals
