@@ -256,24 +256,41 @@ def _change_words(
 
 def coverage_words(found: Deferral) -> Iterator[str]:
     """Rules that answer another share of the test data than their aim, beyond the interval, and what explains that."""
-    for row in found.rows:
-        reached, expected = row.test.coverage, row.expected
-        value, low, high = reached.value, reached.low, reached.high
-        if expected is None or value is None or low is None or high is None or low <= row.target <= high:
-            continue
-        words = (
-            f"The rule for {percent(row.target)} answers {percent(value)} of the test {found.answers} (95% interval "
-            f"{percent(low)} to {percent(high)}, which excludes {percent(row.target)})."
+    off = [(row.target, row.test.coverage, row.expected) for row in found.rows if row.expected and _misses(row)]
+    chance = [one for one in off if one[2].low <= (one[1].value or 0.0) <= one[2].high]
+    if chance:
+        one = len(chance) == 1
+        yield (
+            f"The {'rule' if one else 'rules'} for {_listed(percent(target) for target, *_ in chance)} "
+            f"{'answers' if one else 'answer'} {_listed(_with_ends(share) for _, share, _ in chance)} of the test "
+            f"{found.answers}: the {'interval excludes' if one else 'intervals exclude'} the aim. Thresholds that are "
+            f"chosen on {chance[0][2].inputs:,} validation inputs can differ that much by chance."
         )
-        chosen = f"chosen on {expected.inputs:,} validation inputs"
-        span = share_range(value, expected.low, expected.high)
-        if expected.low <= value <= expected.high:
-            yield f"{words} A threshold that is {chosen} can differ that much by chance (in 95 of 100 cases {span})."
-        else:
-            yield (
-                f"{words} By chance a threshold that is {chosen} answers {span} in 95 of 100 cases: the test inputs "
-                f"seem {'more' if value < row.target else 'less'} uncertain than the validation inputs."
-            )
+    for target, share, expected in off:
+        if (target, share, expected) in chance:
+            continue
+        value = share.value or 0.0
+        yield (
+            f"The rule for {percent(target)} answers {_with_ends(share)} of the test {found.answers}. By chance a "
+            f"threshold that is chosen on {expected.inputs:,} validation inputs answers "
+            f"{share_range(value, expected.low, expected.high)} in 95 of 100 cases: the test inputs seem "
+            f"{'more' if value < target else 'less'} uncertain than the validation inputs."
+        )
+
+
+def _misses(row: DeferralRule) -> bool:
+    """Whether the interval of the share of test data that a rule answers excludes its aim."""
+    reached = row.test.coverage
+    return reached.low is not None and reached.high is not None and not reached.low <= row.target <= reached.high
+
+
+def _with_ends(share: Estimate) -> str:
+    return f"{percent(share.value, 1)} (95% interval {percent(share.low, 1)} to {percent(share.high, 1)})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _expected(target: float, held: int, test: int) -> ExpectedShare | None:
