@@ -132,12 +132,12 @@ def _false_alarms(inside: Found, level: float, expected: float) -> Iterator[str]
         f"`{name}` ({percent(one)}, interval {percent(one.low)} to {percent(one.high)})" for name, one in above[:NAMED]
     )
     more = f" and {len(above) - NAMED} more layers" if len(above) > NAMED else ""
-    several = len(above) > 1
+    layers = f"Layers {named}{more} flag" if len(above) > 1 else f"Layer {named} flags"
     yield (
-        f"{'Layers' if several else 'Layer'} {named}{more} {'flag' if several else 'flags'} significantly more test "
-        f"inputs than the {percent(expected)} that chance would flag (intervals that hold for all {len(found)} layers "
-        "together): its test inputs differ from the reference there, so part of what it flags elsewhere is a false "
-        "alarm too."
+        f"{layers} more test inputs than the {percent(expected)} expected of inputs like the reference (intervals that "
+        f"hold for all {len(found)} layers together, for these reference inputs). Either the test inputs differ from "
+        "the reference there, or its extremes are too few to be typical; part of what is flagged elsewhere is then a "
+        "false alarm too."
     )
 
 
