@@ -127,8 +127,8 @@ def p_value(value: float | None) -> str:
 
 
 def p_equals(value: float | None, least: float | None = None) -> str:
-    """A p-value as "p = 0.012", or "p ≤ 0.0005" for the ``least`` that so many permutations can give."""
-    smallest = value is not None and least is not None and value <= least * (1 + 1e-9)
+    """A p-value as "p = 0.012", or "p ≤ 0.0005" for the ``least`` that so many permutations can give, in float32."""
+    smallest = value is not None and least is not None and value <= least * (1 + 1e-6)
     return f"p {'≤' if smallest else '='} {p_value(value)}"
 
 

@@ -350,6 +350,7 @@ def test_values_that_do_not_vary_have_no_interval_and_columns_have_one_format() 
     assert plus_minus(23.0, 7.03) == "23.00 ± 7.03" and plus_minus(20.23, 10.3) == "20.2 ± 10.3"
     assert plus_minus(None, None) == "– ± –" and percent(-0.000004) == "−<0.001%"
     assert [p_value(x) for x in (0.8, 0.83, 0.0005, 1.0, None)] == ["0.80", "0.83", "0.0005", "1", "–"]
+    assert p_equals(0.000499750126618892, 1 / 2001) == "p ≤ 0.0005"  # in single precision
     assert p_equals(0.0005, 0.0005) == "p ≤ 0.0005" and p_equals(0.012, 0.0005) == "p = 0.012"
 
 

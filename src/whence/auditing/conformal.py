@@ -206,9 +206,8 @@ def _words(context: Context, rules: Sequence[Conformal], rows: Sequence[Conforma
         if worst is not None:
             yield (
                 f"For `{worst.name}` they contain the true answer for only {percent(worst.coverage.value)} of "
-                f"{worst.coverage.count:,} test inputs ({percent(worst.coverage.level)} interval "
-                f"{percent(worst.coverage.low)} to {percent(worst.coverage.high)}): the guarantee is for all inputs "
-                "together."
+                f"{worst.coverage.count:,} test inputs (simultaneous 95% interval {percent(worst.coverage.low)} to "
+                f"{percent(worst.coverage.high)}): the guarantee is for all inputs together."
             )
 
 
@@ -230,8 +229,7 @@ def _coverage_words(what: str, row: ConformalRow, context: Context) -> str:
     if value < low:
         return (
             f"{words}. In 95 of 100 cases it would be {share_range(value, low, high)}. Test and validation inputs "
-            "may not "
-            "come from the same source; if they do not, the guarantee does not hold for the test data."
+            "may not come from the same source; if they do not, the guarantee does not hold for the test data."
         )
     if value > high:
         more = f"{words}. That is more than the {share_range(value, low, high)} expected in 95 of 100 cases"
