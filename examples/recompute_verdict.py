@@ -7,6 +7,7 @@ import json
 import sys
 
 JUDGED = ("independence", "guessing", "generalisation", "classes", "calibration", "errors", "novelty")
+BESIDE = ("gain", "groups")  # have a tone, and do not decide
 
 
 def graded(value, mixed, poor):
@@ -145,12 +146,40 @@ def recomputed(record):
     return tones, "good" if known == {"good"} else overall
 
 
+def gain(record, rules):
+    quality = record["quality"] or {}
+    row = next((row for row in quality.get("metrics", []) if row["name"] == "nll" and row["bayesian"]), None)
+    found = row and row["gain" if quality.get("baseline") else "difference"]
+    if not found or None in (found["value"], found["low"], found["high"]):
+        return None
+    if found["low"] <= 0 <= found["high"] or abs(found["value"]) < rules["negligible"]:
+        return "note"
+    return "good" if found["value"] < 0 else "mixed"
+
+
+def groups(record, rules):
+    found = record.get("groups")
+    if not found or not found["comparisons"]:
+        return "unknown" if found else None
+    rows = [row for one in found["groupings"] for group in one["groups"] for row in group["differences"]]
+    rows = [row for row in rows if row["p"] is not None and row["p"] <= 1 - row["difference"]["level"]]
+    return "mixed" if any("deferred" not in row["quantity"] for row in rows) else "note"
+
+
+def beside(record):
+    """The tones of the points that do not decide."""
+    tones = {rule.__name__: rule(record, record["verdict"]["rules"]) for rule in (gain, groups)}
+    return {key: tone for key, tone in tones.items() if tone}
+
+
 def main(path):
     with open(path, encoding="utf-8") as file:
         record = json.load(file)
     tones, overall = recomputed(record)
-    written = {point["key"]: point["tone"] for point in record["verdict"]["points"] if point.get("key") in JUDGED}
-    for key in JUDGED:
+    tones |= beside(record)
+    known = (*JUDGED, *BESIDE)
+    written = {point["key"]: point["tone"] for point in record["verdict"]["points"] if point.get("key") in known}
+    for key in known:
         if key in tones or key in written:
             print(f"{key:15} {tones.get(key)!s:8} in the file: {written.get(key)}")
     print(f"{'overall':15} {overall:8} in the file: {record['verdict']['tone']}")
