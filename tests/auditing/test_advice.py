@@ -21,7 +21,7 @@ from tests.auditing.test_detection import ranked
 from tests.metrics.cases import rng
 from whence.auditing.answered import Answers
 from whence.auditing.calibration import Finding, _answers_off
-from whence.auditing.deferral import _frequent_words, _with_frequent
+from whence.auditing.deferral import _with_frequent, frequent_words
 from whence.auditing.detection import flag_level
 from whence.auditing.detector_choice import compared
 from whence.auditing.label_tables import Labelled, by_class
@@ -118,7 +118,7 @@ def test_deferral_is_compared_with_the_most_frequent_class(
     assert deferral is not None
     usual = next(row for row in deferral.rows if row.by_coverage and row.target == 0.8)
     reached = replace(usual.test, error=Estimate(*error, 0.95, 500), frequent=FrequentClass("well", share))
-    words = [*_frequent_words(replace(deferral, rows=(replace(usual, test=reached),)))]
+    words = [*frequent_words(replace(deferral, rows=(replace(usual, test=reached),)))]
     assert len(words) == (said is not None) and (said is None or f"Always answering `well` would be {said}" in words[0])
 
 

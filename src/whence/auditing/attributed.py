@@ -168,6 +168,7 @@ def _words(
     yield (
         f"Which {kind} the uncertainty comes from: what each of them adds (+) to the {measure} or takes away (−) on "
         f"the way from {baseline} to the input (integrated gradients)."
+        + (" The variance is the square of the predicted standard deviation." if measure == "variance" else "")
     )
     missed = [abs(one.missed) for one in shown if one.missed is not None]
     if missed:

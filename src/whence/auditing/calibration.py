@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whence.auditing import rules_in_words
 from whence.auditing.rules_in_words import distance_span
-from whence.numerals import number, percent, points, with_interval
+from whence.numerals import number, percent, points, points_range, with_interval
 from whence.report.record.audit import AuditRecord, Metric
 from whence.report.record.common import Estimate, Tone
 from whence.report.record.labels import ClassCalibration
@@ -27,19 +27,21 @@ def of_labels(record: AuditRecord, rules: VerdictRules, ece: Metric) -> Point:
     """By the interval of the calibration error, whose value is biased upward for few inputs; and by class."""
     found, plain = ece.bayesian, ece.plain
     assert found is not None and plain is not None
+    known = found.low is not None and found.high is not None
+    interval = f"95% interval {points_range(found.low or 0.0, found.high or 0.0)}; " if known else ""
     words = (
-        f"Confidence differs from accuracy by {_points(found.value)} on average (ECE; plain network "
-        f"{points(plain.value or 0.0)})"
+        f"Confidence differs from accuracy by {_points(found.value)} on average (ECE; {interval}plain network "
+        f"{points(plain.value or 0.0)}; n = {record.data.counted(found.count)})"
     )
     lean = _lean(record, rules)
     if found.low is None or found.high is None or found.low <= rules.ece_negligible:
         few = found.high is None or found.high > rules.too_wide
-        doubt = "too few inputs to judge" if few else lean or "the ECE is not significantly above 0"
+        none = "the ECE is not significantly above 0" if not found.low else "the near end of its interval is negligible"
+        words += f"; {'too few inputs to judge' if few else lean or none}."
         tone: Tone = "unknown" if few else "good"
-        words = f"{words}; {doubt} (n = {record.data.counted(found.count)})."
     else:
+        words += f"; {lean}." if lean else "."
         tone = "good" if found.high <= rules.ece else "poor" if found.low > rules.ece else "mixed"
-        words = f"{words}{f'; {lean}' if lean else ''} (n = {record.data.counted(found.count)})."
     point = Point.about("calibration", words, tone, rules_in_words.calibration_of_labels(rules))
     return _with_findings(point, [_class_off(record, rules), _answers_off(record, rules)])
 
@@ -80,10 +82,9 @@ def _lean(record: AuditRecord, rules: VerdictRules) -> str:
     if not side or found is None or found.value is None:
         return ""
     small = max(abs(found.low or 0.0), abs(found.high or 0.0)) <= rules.ece
-    limit = f", within the limit of {points(rules.ece)}" if small else ""
     return (
         f"overall it is {'slightly ' if small else ''}{'over' if side > 0 else 'under'}confident by "
-        f"{_points(abs(found.value))} (95% interval {_between(found)}){limit}"
+        f"{_points(abs(found.value))} (95% interval {_between(found)})"
     )
 
 

@@ -41,8 +41,8 @@ ABOUT = {
 LIMITS = "Nothing is guaranteed for {part}a group of inputs, or out of distribution."
 TUNED = (
     "The prior was tuned on the same validation data, so the guarantee is approximate: tuning chooses one or two "
-    "numbers with them, which cost less than half a percentage point of coverage in simulations (docs/metrics.md, "
-    "“Prediction sets and intervals”)."
+    "numbers with them, which cost less than half a percentage point of coverage in simulations (docs/metrics.md of "
+    "whence, “Prediction sets and intervals”)."
 )
 TUNED_TOO = "The prior was tuned on the same validation data too."
 HIGHER = 0.99  # a level to ask for where the network alone is right as often as the sets
@@ -79,10 +79,10 @@ def _guarantee(context: Context, rule: Conformal) -> tuple[str, str]:
     one = shared == 1
     broken = (
         f"The coverage is not guaranteed here: {shared:,} of the {len(context.need('validation')):,} validation inputs "
-        f"{'is' if one else 'are'} in the training data, and errors on {'it' if one else 'these'} are smaller than on "
-        "new inputs."
+        f"{'is' if one else 'are'} in the training data, and errors on {'it' if one else 'these'} are usually smaller "
+        "than on new inputs."
     )
-    later = f"Without {'that input' if one else 'these'} the guarantee would be: {words[0].lower()}{words[1:]} {limits}"
+    later = f"With {'that input' if one else 'these'} left out, this would hold: {words[0].lower()}{words[1:]} {limits}"
     return broken, f"{later} {TUNED_TOO}" if tuned else later
 
 

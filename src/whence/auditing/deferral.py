@@ -64,7 +64,7 @@ def _of_labels(context: Context) -> Deferral:
     )
     found = replace(found, rows=tuple(_with_frequent(context, row, test) for row in found.rows))
     first, *others = [*_words(found, None)] or [""]
-    whole = " ".join([first, *_frequent_words(found), *_missed_words(context, held, test)])
+    whole = " ".join([first, *frequent_words(found), *_missed_words(context, held, test)])
     words = (whole.strip(), *others, *_limits(context, found.rows))
     return replace(found, words=tuple(one for one in words if one))
 
@@ -83,7 +83,7 @@ def _with_frequent(context: Context, row: DeferralRule, test: Answers) -> Deferr
     return replace(row, test=replace(row.test, frequent=most))
 
 
-def _frequent_words(found: Deferral) -> Iterator[str]:
+def frequent_words(found: Deferral) -> Iterator[str]:
     """Said where always answering the most frequent class is not significantly worse among the answered inputs."""
     some = next((row.test for row in found.rows if row.by_coverage and row.target == USUAL), None)
     most = None if some is None else some.frequent
@@ -261,10 +261,9 @@ def coverage_words(found: Deferral) -> Iterator[str]:
     if chance:
         one = len(chance) == 1
         yield (
-            f"The {'rule' if one else 'rules'} for {_listed(percent(target) for target, *_ in chance)} "
-            f"{'answers' if one else 'answer'} {_listed(_with_ends(share) for _, share, _ in chance)} of the test "
-            f"{found.answers}: the {'interval excludes' if one else 'intervals exclude'} the aim. Thresholds that are "
-            f"chosen on {chance[0][2].inputs:,} validation inputs can differ that much by chance."
+            f"Of the test {found.answers}, {_listed(_with_aim(target, share) for target, share, _ in chance)}: the "
+            f"{'interval excludes' if one else 'intervals exclude'} the aim. Thresholds that are chosen on "
+            f"{chance[0][2].inputs:,} validation inputs can differ that much by chance."
         )
     for target, share, expected in off:
         if (target, share, expected) in chance:
@@ -282,6 +281,10 @@ def _misses(row: DeferralRule) -> bool:
     """Whether the interval of the share of test data that a rule answers excludes its aim."""
     reached = row.test.coverage
     return reached.low is not None and reached.high is not None and not reached.low <= row.target <= reached.high
+
+
+def _with_aim(target: float | None, share: Estimate) -> str:
+    return f"the rule for {percent(target)} answers {_with_ends(share)}"
 
 
 def _with_ends(share: Estimate) -> str:
@@ -306,10 +309,10 @@ def _limits(context: Context, rows: Sequence[DeferralRule]) -> Iterator[str]:
     if overlap is not None and overlap.validation:
         yield (
             f"{among(overlap.validation, len(held), 'validation inputs')} in the training data. Errors on these are "
-            "smaller than on new inputs, so the columns on validation data look too good."
+            "usually smaller than on new inputs, so the columns on validation data may look too good."
         )
     elif any(not row.by_coverage for row in rows) and context.posterior.summary().tuned_on == VALIDATION_DATA:
-        yield "The prior was tuned on the same validation data, so that confidence is approximate."
+        yield "The prior was tuned on the same validation data, so this 95% confidence is only approximate."
 
 
 def _target_words(rows: Sequence[DeferralRule]) -> Iterator[str]:

@@ -166,14 +166,23 @@ def compared(
             said.append({usual, others[0].name})
     ahead = None if best.name == usual else _difference(best.name, usual, scores)
     chosen = best if ahead is not None and outcome_of(ahead) == "better" else mine
-    if _is_poor(best, poor):
+    if none := _is_poor(best, poor):
         words.insert(0, _none_good(best))
     elif ranked or usual not in perfect:
         words.append(_advice(best, chosen, mine, ahead, {best.name, usual} in said) + _false_alarms(chosen, rows))
+    known = limits(usual, scores["test"], images, missing)
     return DetectorChoice(
-        chosen.name, label_of(chosen.name), usual, tuple(words), limits(usual, scores["test"], images, missing),
-        best.name, Estimate.of(lead), others[0].name if others else None, Estimate.of(against), outcome,
-    )  # fmt: skip
+        None if none else chosen.name,
+        label_of(chosen.name),
+        usual,
+        tuple(words),
+        known,
+        best.name,
+        Estimate.of(lead),
+        others[0].name if others else None,
+        Estimate.of(against),
+        outcome,
+    )
 
 
 def _is_poor(best: Detector, poor: float) -> bool:

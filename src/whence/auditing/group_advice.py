@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from whence.auditing.advice import Rank, Step
-from whence.auditing.groups import LOG_LOSS, NATS
+from whence.auditing.groups import LOG_LOSS, NATS, prevalence_words
 from whence.numerals import number, points
 from whence.report.record.groups import Group, GroupDifference, Grouping, Groups
 
@@ -14,7 +14,10 @@ GROUPED = 3  # groups that are named for a quantity
 
 def about_groups(found: Groups | None) -> Iterator[Step]:
     """One line for what differs between the groups of a grouping, and one for how often they are deferred."""
-    for one in found.groupings if found else ():
+    if found is None:
+        return
+    for one in found.groupings:
+        prevalences = " ".join(prevalence_words(found, one.name))
         hits: dict[str, list[tuple[Group, GroupDifference]]] = {}
         for group in one.groups:
             for apart in group.differences:
@@ -25,17 +28,23 @@ def about_groups(found: Groups | None) -> Iterator[Step]:
         for deferred in (False, True):
             some = {name: rows for name, rows in hits.items() if ("deferred" in name) is deferred}
             if some:
-                yield _group_step(one, some, deferred)
+                yield _group_step(one, some, deferred, prevalences)
 
 
-def _group_step(one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference]]], deferred: bool) -> Step:
+def _group_step(
+    one: Grouping, hits: dict[str, list[tuple[Group, GroupDifference]]], deferred: bool, prevalences: str
+) -> Step:
+    look = (
+        "compare their sensitivity and specificity, since their prevalences differ"
+        if prevalences
+        else "look at their inputs and labels, and train on more inputs of those that do worse"
+    )
     words = (
         f"Check whether it is acceptable that groups of `{one.name}` are deferred more or less often than others."
         if deferred
-        else f"Find out why groups of `{one.name}` differ: look at their inputs and labels, "
-        "and train on more inputs of those that do worse."
+        else f"Find out why groups of `{one.name}` differ: {look}."
     )
-    because = " ".join(_beside_the_rest(name, rows) for name, rows in hits.items())
+    because = " ".join([*(_beside_the_rest(name, rows) for name, rows in hits.items()), prevalences]).strip()
     largest = max(abs(rows[0][1].difference.value or 0.0) for rows in hits.values())
     return Step(Rank.GAIN if deferred else Rank.MIXED, min(largest, 0.99), words, because)
 

@@ -237,7 +237,11 @@ def _words(found: Groups) -> Iterator[str]:
             yield _difference_words(one, group, d)
         if len(hits) > NAMED:
             yield f"The other {len(hits) - NAMED:,} {'is' if len(hits) == NAMED + 1 else 'are'} in the table."
-        yield from _prevalence_words(found, {one.name for _, _, one, _, d in hits if d.quantity in OF_PREVALENCE})
+        yield from (
+            f"{words} Error rates and losses differ between such groups even if the network recognises both classes "
+            "equally well in each: compare sensitivity and specificity."
+            for words in prevalence_words(found)
+        )
     elif found.comparisons:
         yield (
             f"None of {found.comparisons:,} comparisons of a group with the rest is significant after correction for "
@@ -260,19 +264,20 @@ def _words(found: Groups) -> Iterator[str]:
         yield f"{len(few) - NAMED:,} more groups are too small to compare."
 
 
-def _prevalence_words(found: Groups, different: Container[str]) -> Iterator[str]:
-    """Where prevalences differ, error rates and losses of groups differ for that reason alone."""
+def prevalence_words(found: Groups, grouping: str | None = None) -> Iterator[str]:
+    """Where significant differences can come from another prevalence alone: how far that differs."""
     for one in found.groupings if found.positive is not None else ():
+        every = [d for group in one.groups for d in group.differences]
+        different = any(d.significant and d.quantity in OF_PREVALENCE for d in every)
         known = {group.name: group.prevalence for group in one.groups if group.prevalence and not group.few}
-        if one.name not in different or len(known) < 2:
+        if not different or len(known) < 2 or grouping not in (None, one.name):
             continue
         least, most = (pick(known, key=lambda name: known[name].value or 0.0) for pick in (min, max))
         low, high = known[least], known[most]
         if low.high is not None and high.low is not None and low.high < high.low:
             yield (
                 f"The prevalence of `{found.positive}` is {percent(low.value, 1)} in `{one.name}: {least}` and "
-                f"{percent(high.value, 1)} in `{one.name}: {most}`. Error rates and losses differ between such groups "
-                "even if the network recognises both classes equally well in each: compare sensitivity and specificity."
+                f"{percent(high.value, 1)} in `{one.name}: {most}`."
             )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from whence.auditing.advice import RANKS, Rank, Step
 from whence.auditing.calibration import bias_of_one, relative_error, significant_sign, smallest, tone_of
+from whence.auditing.deferral import frequent_words
 from whence.auditing.group_advice import about_groups
 from whence.auditing.overlap import among
 from whence.auditing.points import RARE as RARE_PREVALENCE
@@ -162,7 +163,8 @@ class _Steps:
         ):
             rank = self._rank(key)
             if rank is not None:
-                yield Step(rank, 0.9, words, self.points[key].words)
+                first = key == guessing  # nothing else matters before that
+                yield Step(rank, 1.0 if first else 0.9, words, self.points[key].words)
 
     def _about_calibration(self) -> Iterator[Step]:
         quality = self.record.quality
@@ -273,6 +275,7 @@ class _Steps:
         gain = 1 - after / before
         if gain > USEFUL and significant_sign(some.test.change) < 0:
             name = "error rate" if found.is_rate else "RMSE"
+            also = "".join(f" {words}" for words in frequent_words(found))
             shown = [percent(v) if found.is_rate else quantity(v, self.record.unit) for v in (before, after)]
             words = f"Defer the most uncertain {found.answers} to a person; the deferral table has the thresholds."
             if self._changes:
@@ -285,7 +288,7 @@ class _Steps:
                 gain,
                 words,
                 f"When {percent(some.test.coverage.value, 0)} of the test {found.answers} are answered, the {name} "
-                f"falls from {shown[0]} to {shown[1]}.",
+                f"falls from {shown[0]} to {shown[1]}.{also}",
             )
 
     def _about_novelty(self) -> Iterator[Step]:
@@ -295,7 +298,7 @@ class _Steps:
             own = next((one for one in found.detectors if one.name == usual), None)
             best = found.detectors[0]
             apart = 0.0 if own is None else (best.auroc.value or 0.0) - (own.auroc.value or 0.0)
-            beaten = found.choice is not None and found.choice.recommended != usual
+            beaten = found.choice is not None and found.choice.recommended not in (None, usual)
             if own is not None and (apart > self.rules.beaten or (beaten and apart > 0)):
                 yield Step(
                     rank or Rank.GAIN,
@@ -343,12 +346,12 @@ class _Steps:
             return  # neither should be used before the class is corrected; or that is said above
         if is_negligible(gain, self.rules.negligible):
             small = max(abs(gain.low), abs(gain.high)) <= self.rules.negligible * NEAR
-            more = "" if small else " More test inputs may show a gain of uncertain weights."
+            more = "" if small else " More test inputs may show a gain or a loss by uncertain weights."
             yield Step(
                 Rank.GAIN,
                 0.01,
-                f"If you need only {self._answers}, {self._enough}.{more} The posterior adds novelty, layers and "
-                "intervals.",
+                f"If you need only {self._answers}, {self._enough}.{more} The posterior adds novelty by layer, and "
+                "which layers the uncertainty comes from.",
                 f"Uncertain weights make no significant difference to the log loss ({size}).",
             )
         elif gain.value > 0:

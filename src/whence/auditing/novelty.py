@@ -109,7 +109,8 @@ def _words(sets: dict[str, Found], level: float, size: int, combined: float | No
     if "ood" in sets:
         found = sets["ood"]
         also = "" if combined is None else f"; the combination of detectors flags {percent(combined)}"
-        yield f"Of {len(found):,} out-of-distribution inputs it flags {percent(_flagged(found, level))}{also}."
+        own = percent(_flagged(found, level))
+        yield f"Of {len(found):,} out-of-distribution inputs novelty over all layers flags {own}{also}."
         yield from _less_than_a_layer(found, level)
         yield from _most_novel_layer(found, found.p_value <= level)
 
@@ -136,8 +137,8 @@ def _false_alarms(inside: Found, level: float, expected: float) -> Iterator[str]
     yield (
         f"{layers} more test inputs than the {percent(expected)} expected of inputs like the reference (intervals that "
         f"hold for all {len(found)} layers together, for these reference inputs). Either the test inputs differ from "
-        "the reference there, or its extremes are too few to be typical; part of what is flagged elsewhere is then a "
-        "false alarm too."
+        "the reference there, or the reference inputs are too few to show how extreme ordinary inputs can be; then "
+        "some of the other inputs that are flagged are false alarms too."
     )
 
 
@@ -152,17 +153,16 @@ def _less_than_a_layer(found: Found, level: float) -> Iterator[str]:
     highest = _in_several(conformal(known, known)[p_value_among(own, own) <= level])
     these = _in_several(found.p_values[found.p_values[:, most] <= level])
     start = (
-        f"Layer `{found.names[most]}` alone flags more ({percent(float(alone[most]))}): over all {layers} layers an "
-        "input has to stand out from what ordinary inputs are in any of them, so that no more of these are flagged."
+        f"Layer `{found.names[most]}` alone flags more ({percent(float(alone[most]))}): over all {layers} layers the "
+        "threshold is stricter, so that no more ordinary inputs are flagged than by one layer."
     )
     if highest <= these:
         yield start
         return
     yield (
-        f"{start} Ordinary inputs that are unusual are often so in several layers at once: {percent(highest, 0)} of "
-        f"the reference inputs with the largest scores have p ≤ {UNUSUAL} in two layers or more, and "
-        f"{percent(these, 0)} of the inputs that layer `{found.names[most]}` flags. One that is unusual in a single "
-        "layer must be further out there to be flagged."
+        f"{start} Of the most unusual reference inputs, {percent(highest, 0)} are unusual (p ≤ {UNUSUAL}) in at least "
+        f"two layers; of the inputs that layer `{found.names[most]}` flags, {percent(these, 0)} are. An input that is "
+        "unusual in one layer only must be further out there to be flagged over all layers."
     )
 
 

@@ -186,7 +186,7 @@ def _words(found: NumberChecks, histogram: PitHistogram) -> Iterator[str]:
         said = distribution_words(found)
         yield (
             f"{histogram.outside} of {len(histogram.counts)} bars of the histogram of F(true value) are outside the "
-            "band that contains all bars of a right predictive distribution with 95% probability. "
+            "band that contains all bars of a correct predictive distribution with 95% probability. "
             f"{said[0].upper()}{said[1:]}"
         )
     for output in found.outputs:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from whence.auditing import calibration, rules_in_words
 from whence.auditing.calibration import significant_sign, tone_of
+from whence.auditing.groups import prevalence_words
 from whence.auditing.overlap import NOT_LOOKED_FOR, copies_in_words, shared_in_words
 from whence.numerals import area, number, percent, percent_in_words, with_interval
 from whence.report.record.audit import AuditRecord, Metric
@@ -252,11 +253,11 @@ class Judge:
             choice = found.choice
             own, best = detectors[choice.usual if choice else "novelty"], found.detectors[0]
             beside = [detectors["entropy"]] if "entropy" in detectors and best.name != "entropy" else []
-            others = "".join(f" ({one.label}: {area(one.auroc.value)}{_reversed(one.auroc)})" for one in beside)
+            others = "; ".join(f"{one.label}: {area(one.auroc.value)}{_reversed(one.auroc)}" for one in beside)
             name = f"The {own.label}" if own.name == "combined" else _capital(own.label)
             words = (
-                f"{name} detects the {self._novel} out-of-distribution inputs given with an AUROC of "
-                f"{area(own.auroc.value)}{others}."
+                f"{name} separates the {self._novel} out-of-distribution inputs given from test inputs with an AUROC "
+                f"of {area(own.auroc.value)}{_aside(_ends(own.auroc), others)}."
             )
             tone = graded(own.auroc, rules.novelty_good, rules.novelty_poor)
             beaten = choice is not None and choice.is_beaten
@@ -268,8 +269,8 @@ class Judge:
         if auroc is None:
             return None
         words = (
-            f"Uncertainty detects the {self._novel} out-of-distribution inputs given with an AUROC of "
-            f"{area(auroc.value)}."
+            f"Uncertainty separates the {self._novel} out-of-distribution inputs given from test inputs with an AUROC "
+            f"of {area(auroc.value)}{_aside(_ends(auroc))}."
         )
         tone = graded(auroc, rules.novelty_good, rules.novelty_poor)
         return Point.about("novelty", words, tone, rules_in_words.novelty(rules, detectors=False))
@@ -288,7 +289,7 @@ class Judge:
             words = f"No group has the {found.fewest} inputs that a comparison needs."
             return Point.about("groups", words, "unknown", rules_in_words.GROUPS)
         every = [d for one in found.groupings for group in one.groups for d in group.differences if d.significant]
-        words = " ".join(found.words[: 2 if every else 1])
+        words = " ".join([*found.words[: 2 if every else 1], *prevalence_words(found)])
         worse = any("deferred" not in d.quantity for d in every)  # deferring some more often is no error
         return Point.about("groups", words, "mixed" if worse else "note", rules_in_words.GROUPS)
 
@@ -324,6 +325,18 @@ def _unclear(share: float, accuracy: Estimate) -> str:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _ends(found: Estimate) -> str:
+    """The interval of an area under a curve, unless it has no width."""
+    if found.low is None or found.high is None or found.low == found.high:
+        return ""
+    return f"95% interval {area(found.low)} to {area(found.high)}"
+
+
+def _aside(*parts: str) -> str:
+    known = "; ".join(part for part in parts if part)
+    return f" ({known})" if known else ""
 
 
 def _reversed(found: Estimate) -> str:

@@ -13,11 +13,11 @@ from whence.where.novelty_prior import LEFT, with_novelty_prior
 
 PREDICTIONS = (
     "predictions and their uncertainty, the part from weights, calibration, deferral, prediction sets, attribution, "
-    "pruning, and the detectors entropy, mutual information and predictive variance"
+    "pruning with its criteria, and the detectors entropy, mutual information and predictive variance"
 )
 PROFILE = (
-    "profile, table of the layers, sensitivity to the prior, identified, effective parameters, signal to noise, "
-    "standard deviations, weight maps, and the shares of single inputs"
+    "profile, sensitivity to the prior, the table of the layers (with identified, effective parameters, signal to "
+    "noise and standard deviations), weight maps, and the shares of single inputs"
 )
 NOVELTY = "novelty by layer, its p-values, and its part in the combination of detectors"
 TUNED = {
@@ -40,7 +40,10 @@ def priors_used(context: Context) -> Iterator[PriorUsed]:
     reference = context.reference if context.wants_shares else None
     if reference is not None:
         weak = with_novelty_prior(posterior, reference.precision_for(posterior))
-        chosen = f"so weak that {percent(LEFT)} of the training data’s curvature stays unexplained in each layer"
+        chosen = (
+            f"chosen for each layer so that {percent(LEFT)} of the training data’s curvature stays unexplained; in "
+            "some layers it may be stronger than that of the predictions"
+        )
         yield _row("novelty", weak, chosen, NOVELTY)
 
 

@@ -46,29 +46,36 @@ def pruning_words(rows: Sequence[PruneRow], chance: float | None = None) -> str:
     kept = {by: _acceptable(curve, whole) for by, curve in curves.items()}
     best = max((by for by in kept), key=lambda by: (kept[by][-1].sparsity, by != RANDOM))
     last = kept[best][-1]
+    tied = [by for by in kept if by not in (best, RANDOM) and kept[by][-1].sparsity == last.sparsity]
     following = next((row for row in curves[best] if row.sparsity > last.sparsity), None)
     if not last.sparsity:
         return _nothing(following, whole, best)
     part = percent(last.sparsity, 0)
-    words = f"Ranked by {CRITERIA[best]}, {part} of the weights (without biases) can be removed with {_allowed(whole)}"
+    names = " or ".join(f"by {CRITERIA[by]}" for by in (best, *tied))
+    words = f"Ranked {names}, {part} of the weights (without biases) can be removed with {_allowed(whole)}"
     if best != RANDOM and RANDOM in kept:
         random = kept[RANDOM][-1].sparsity
         words += f"; at random, {percent(random, 0) if random else 'not even the smallest fraction that was tried'}"
-    words += f". With {part} removed the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
+    which = f" (by {CRITERIA[best]})" if tied else ""
+    words += f". With {part} removed{which} the {_score(whole)} {_moved(last, whole)}{_interval(last, whole)}."
     if _may_exceed(last, whole):
         words += f" The interval does not rule out {_more(whole)}."
     if any(_fits(row, whole) for by in kept for row in curves[by] if row.sparsity > kept[by][-1].sparsity):
         words += " A fraction counts only if all smaller ones stay within that limit too."
-    if best != RANDOM and len(kept) > 2:
-        words += (
-            f" This criterion was the best of {len(kept)} on these inputs, and the best of several looks slightly "
-            "better than it is."
-        )
+    words += _chosen(len(kept) - (RANDOM in kept), best, bool(tied))
     if following is not None:
-        words += f" With {percent(following.sparsity, 0)} removed it {_moved(following, whole)}."
+        words += f" With {percent(following.sparsity, 0)} removed{which} it {_moved(following, whole)}."
         if any(_fits(row, whole) for row in curves[best] if row.sparsity > following.sparsity):
             words += " Larger fractions at which it recovers are not counted."
     return words
+
+
+def _chosen(criteria: int, best: str, tied: bool) -> str:
+    """That the criterion was chosen by these results."""
+    if best == RANDOM or criteria < 2:
+        return ""
+    what = "No other criterion goes further" if tied else f"This criterion goes furthest of {criteria}"
+    return f" {what} on these inputs; the best of several looks slightly better than it is."
 
 
 def _beside(accuracy: float, chance: float) -> str:

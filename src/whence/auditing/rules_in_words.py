@@ -54,7 +54,7 @@ def calibration_of_labels(rules: VerdictRules) -> str:
     return (
         f"Three comparisons. {WORST} "
         f"1. The 95% interval of the ECE. If it starts at or below {points(rules.ece_negligible)} percentage points "
-        f"(not significant): good, but unknown if it ends above {points(rules.too_wide)}. If it starts higher: good if "
+        f"(negligible): good, but unknown if it ends above {points(rules.too_wide)}. If it starts higher: good if "
         f"it ends at or below {points(rules.ece)}, poor if it starts above {points(rules.ece)}, else mixed. "
         "2. The mean probability of each class minus its frequency, at the end of its simultaneous 95% interval that "
         "is nearer to 0 (0 if the interval contains 0, or if that end is within "
@@ -91,7 +91,8 @@ def calibration_of_numbers(
         "1. The share of true values in the 95% prediction intervals, at the end of its 95% confidence interval that "
         "is nearer to 95% (at 95% if the interval contains it): good within "
         f"{points(rules.coverage_good)} percentage points of 95%, mixed within {points(rules.coverage_poor)}, poor "
-        f"beyond; unknown instead of good if the confidence interval is wider than {points(2 * rules.too_wide)}. "
+        f"beyond; unknown instead of good if the confidence interval is wider than {points(2 * rules.too_wide)} "
+        "points. "
         "2. The same at the level of 50, 80, 90, 95 and 99% that is off most, with confidence intervals that hold for "
         f"all five levels simultaneously.{distribution}{here}"
     )

@@ -51,7 +51,7 @@ METRICS = [
         ("crps", "CRPS", "lower", "Distance between the predicted distribution and the outcome."),
         ("ece", "ECE", "lower", "Expected calibration error: the mean difference between confidence and accuracy over "
          f"{BINS} groups of equal width, in percentage points. With few inputs the estimate is too large on average. "
-         "The interval is corrected for that, so the estimate lies near its upper end."),
+         "The interval is corrected for that, so the estimate need not lie in its middle."),
         ("coverage", "Coverage of 95% intervals", "0.95", "Share of true values inside the interval; it should be "
          "95%."),
         ("width", "Width of 95% intervals", "lower", "Mean width of the intervals; comparable only at equal coverage."),

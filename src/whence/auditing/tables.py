@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from whence.extras.pruning.curve import prune_curve
 from whence.metrics import nll
 from whence.numerals import number
 from whence.report.record.sections import Answer, Layer, OneAnswer, PrunedNetwork, Pruning, Sensitivity, Shares
+from whence.where.answers import Answer as GivenAnswer
 from whence.where.answers import answers_given
 from whence.where.layer_rows import LayerRow
 
@@ -86,7 +86,7 @@ def answers(context: Context) -> tuple[Answer, ...]:
     return tuple(
         Answer(
             one.question,
-            one.words + (all_of if "whole" in one.numbers else "") + ("" if same else _priors(one.numbers)),
+            one.words + (all_of if "whole" in one.numbers else "") + ("" if same else _priors(one)),
             one.numbers,
         )
         for one in found.items
@@ -104,14 +104,10 @@ def _on_all(context: Context, targets: Tensor) -> str:
     )
 
 
-def _has_scores(numbers: Mapping[str, Any]) -> bool:
-    return "whole" in numbers or "kept" in numbers
-
-
-def _priors(numbers: Mapping[str, Any]) -> str:
+def _priors(one: GivenAnswer) -> str:
     """Which prior the numbers of an answer belong to, where shares and predictions have different ones."""
-    shares = "explained" in numbers or "share" in numbers or "moved" in numbers
-    if shares and _has_scores(numbers):
+    shares = any(key in one.numbers for key in ("explained", "share", "moved"))
+    if shares and "NLL" in one.words:
         return (
             " The shares are under the prior that the evidence prefers, the scores under the tuned one, which leaves "
             "the weights hardly any uncertainty."

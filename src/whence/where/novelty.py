@@ -86,16 +86,15 @@ class Novelty:
         equal = (by_layer == by_layer[most]).nonzero().flatten().tolist()
         start = f"input {index} differs from the training data (p = {p_value(p)})"
         if len(equal) > 1:
-            words = (
-                f"{start}, equally in {len(equal)} layers (p = {p_value(float(by_layer[most]))}), the first of which "
-            )
-            words += f"is `{self.names[most]}`."
+            more = f"{len(equal) - 1} more {'layer' if len(equal) == 2 else 'layers'}"
+            words = f"{start}, most in `{self.names[most]}` and {more} (all with p = {p_value(float(by_layer[most]))})."
         else:
             words = f"{start}, most in {named(most)}."
         if most != below[0]:
-            words += f" The earliest that notices it is {named(below[0])}."
+            words += f" An earlier layer, {named(below[0])}, notices it too."
         others = len(below) - len({below[0], *equal})
-        return words + (f" {others} more {'layer notices' if others == 1 else 'layers notice'} it." if others else "")
+        more = "One more layer notices" if others == 1 else f"{others} more layers notice"
+        return f"{words} {more} it." if others else words
 
     def _not_novel(self, p: float, smallest: float, layer: str, level: float) -> str:
         """``smallest`` is the p-value of a layer, which counts if it is small for the smallest of so many."""

@@ -79,11 +79,15 @@ class Data:
 
     @property
     def tested(self) -> str:
-        """The test inputs in words, with how many of them are in the validation data."""
+        """The test inputs in words, with how many of them are in the training and validation data."""
         if self.test is None:
             return ""
-        shared = 0 if self.overlap is None else self.overlap.between or 0
-        also = f" ({shared:,} of them {'is' if shared == 1 else 'are'} also in the validation data)" if shared else ""
+        found = self.overlap
+        counts = () if found is None else ((found.test or 0, "training"), (found.between or 0, "validation"))
+        shared = [
+            f"{count:,} {'is' if count == 1 else 'are'} also in the {data} data" for count, data in counts if count
+        ]
+        also = f" ({', '.join(shared)})" if shared else ""
         return f"{self.test.inputs:,} test input{'' if self.test.inputs == 1 else 's'}{also}"
 
     def counted(self, count: int | None, of: str = "") -> str:

@@ -267,7 +267,7 @@ class Detector:
 class DetectorChoice:
     """Which detector of novel inputs is recommended; with out-of-distribution data, how it compares with others."""
 
-    recommended: str  # its name: the usual one, or the best on these inputs if that is better beyond chance
+    recommended: str | None  # its name: the usual one, or the best on these inputs if better beyond chance; or none
     label: str
     usual: str  # what is recommended where nothing is known about novel inputs
     words: Sentences
