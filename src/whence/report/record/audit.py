@@ -82,13 +82,17 @@ class Data:
         """The test inputs in words, with how many of them are in the training and validation data."""
         if self.test is None:
             return ""
+        return f"{self.test.inputs:,} test input{'' if self.test.inputs == 1 else 's'}{self.shared}"
+
+    @property
+    def shared(self) -> str:
+        """How many test inputs are in the training and validation data, in brackets; empty if none are."""
         found = self.overlap
         counts = () if found is None else ((found.test or 0, "training"), (found.between or 0, "validation"))
-        shared = [
+        known = [
             f"{count:,} {'is' if count == 1 else 'are'} also in the {data} data" for count, data in counts if count
         ]
-        also = f" ({', '.join(shared)})" if shared else ""
-        return f"{self.test.inputs:,} test input{'' if self.test.inputs == 1 else 's'}{also}"
+        return f" ({', '.join(known)})" if known else ""
 
     def counted(self, count: int | None, of: str = "") -> str:
         """A number of scored elements in words: "1,200 pixels of 40 inputs"; ``of`` stands before "inputs"."""
