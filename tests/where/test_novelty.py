@@ -223,8 +223,8 @@ def test_words_and_tables() -> None:
     assert found.layer == ("first", "first", "second", "first")
     assert found.flag().tolist() == [True, False, True, True]
     assert found.words(0) == "input 0 differs from the training data (p = 0.001), most in layer `first` (p = 0.001)."
-    assert found.words(1) == "input 1 is not flagged as novel (p = 0.6 over all layers)."
-    second = "most in layer `second` (p = 0.001). The earliest that notices it is layer `first` (p = 0.005)."
+    assert found.words(1) == "input 1 is not flagged as novel (p = 0.60 over all layers)."
+    second = "most in layer `second` (p = 0.001). It is noticed as early as layer `first` (p = 0.005)."
     assert second in found.words(2)
     assert found.words(-1).endswith("equally in 2 layers (p = 0.001), the first of which is `first`.")
     assert "3 of 4 inputs have p ≤ 0.01 (about 0 would if none were novel; 999 reference inputs" in str(found)

@@ -91,7 +91,7 @@ class Novelty:
         else:
             words = f"{start}, most in {named(most)}."
         if most != below[0]:
-            words += f" An earlier layer, {named(below[0])}, notices it too."
+            words += f" It is noticed as early as {named(below[0])}."
         others = len(below) - len({below[0], *equal})
         more = "One more layer notices" if others == 1 else f"{others} more layers notice"
         return f"{words} {more} it." if others else words
