@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from whence.report.browser import find_browser
 
 DOCS = Path(__file__).parent.parent / "docs"
-PARTS = {"verdict": (0, 1330), "profile": (360, 560), "deferral": (0, 694)}  # section: from where, how many pixels
+PARTS = {"verdict": (0, 1570), "profile": (330, 660), "deferral": (0, 694)}  # section: from where, how many pixels
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
             page.evaluate("window.scrollTo(0, 0)")
             page.add_style_tag(content="#quality, #conformal, #deferral { display: none }")
             page.wait_for_timeout(500)
-            clip = {"x": 0, "y": 0, "width": 1200, "height": 2230}
+            clip = {"x": 0, "y": 0, "width": 1200, "height": 2560}
             page.screenshot(path=DOCS / "images" / "audit.png", clip=clip, full_page=True)
 
 

@@ -82,7 +82,7 @@ def test_rules_that_miss_their_aim_are_explained_by_chance_or_by_different_data(
     words = [*coverage_words(Deferral("entropy", "entropy", "error rate", rows, None, ()))]
     assert len(words) == 2
     assert words[0] == (
-        "The rule for 90% answers 85.0% (95% interval 80.0% to 89.3%) of the test inputs: the interval excludes the "
+        "Of the test inputs, the rule for 90% answers 85.0% (95% interval 80.0% to 89.3%): the interval excludes the "
         "aim. Thresholds that are chosen on 100 validation inputs can differ that much by chance."
     )
     assert words[1].startswith(
@@ -91,7 +91,10 @@ def test_rules_that_miss_their_aim_are_explained_by_chance_or_by_different_data(
     assert words[1].endswith("the test inputs seem more uncertain than the validation inputs.")
     two = (rows[1], rule(0.8, (0.74, 0.67, 0.79), ExpectedShare(0.69, 0.88, 100)))
     (both,) = coverage_words(Deferral("entropy", "entropy", "error rate", two, None, ()))
-    assert both.startswith("The rules for 90% and 80% answer 85.0% (95% interval 80.0% to 89.3%) and 74.0% (")
+    start = (
+        "Of the test inputs, the rule for 90% answers 85.0% (95% interval 80.0% to 89.3%) and the rule for 80% answers"
+    )
+    assert both.startswith(f"{start} 74.0% (")
     assert "the intervals exclude the aim" in both
 
 

@@ -51,13 +51,13 @@ def test_distributions_keep_their_ends(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "words"),
+    ("trained", "shared", "words"),
     [
-        (0, "230 test inputs"),
-        (1, "230 test inputs (1 of them is also in the validation data)"),
-        (3, "230 test inputs (3 of them are also in the validation data)"),
+        (0, 0, "230 test inputs"),
+        (0, 1, "230 test inputs (1 is also in the validation data)"),
+        (12, 3, "230 test inputs (12 are also in the training data, 3 are also in the validation data)"),
     ],
 )
-def test_test_inputs_that_are_validation_inputs_are_said(shared: int, words: str) -> None:
-    data = Data(None, SetSize(230, False), SetSize(150, False), None, None, Overlap(650, 0, 0, shared))
+def test_test_inputs_that_are_in_other_sets_are_said(trained: int, shared: int, words: str) -> None:
+    data = Data(None, SetSize(230, False), SetSize(150, False), None, None, Overlap(650, trained, 0, shared))
     assert data.tested == words

@@ -226,7 +226,7 @@ def test_words_and_tables() -> None:
     assert found.words(1) == "input 1 is not flagged as novel (p = 0.60 over all layers)."
     second = "most in layer `second` (p = 0.001). It is noticed as early as layer `first` (p = 0.005)."
     assert second in found.words(2)
-    assert found.words(-1).endswith("equally in 2 layers (p = 0.001), the first of which is `first`.")
+    assert found.words(-1).endswith("most in `first` and 1 more layer (all with p = 0.001).")
     assert "3 of 4 inputs have p ≤ 0.01 (about 0 would if none were novel; 999 reference inputs" in str(found)
     assert found.describe().splitlines()[-3:] == [found.words(3), found.words(0), found.words(2)]
     frame = found.to_pandas()

@@ -28,6 +28,8 @@ JUMP = 0.25  # relative change of what they miss, below which more steps do not 
 OUTPUTS = 100  # beyond which a gradient takes too long
 CHECKED = 4  # inputs of the check by randomised weights
 SHUFFLES = 5  # of its weights
+VARIANCE = "variance"
+SQUARED = " The variance is the square of the predicted standard deviation."
 HIGH, NEAR = 0.5, 0.4  # mean rank correlations from which parts may show the inputs alone; the check is weak
 
 
@@ -52,7 +54,7 @@ def attributed(context: Context) -> Attributions:
     measure, unit = (
         ("entropy", "nats")
         if context.task.has_labels
-        else ("variance", context.outputs.unit and squared(context.outputs.unit))
+        else (VARIANCE, context.outputs.unit and squared(context.outputs.unit))
     )
     return Attributions(
         baseline,
@@ -167,8 +169,7 @@ def _words(
 ) -> Iterator[str]:
     yield (
         f"Which {kind} the uncertainty comes from: what each of them adds (+) to the {measure} or takes away (−) on "
-        f"the way from {baseline} to the input (integrated gradients)."
-        + (" The variance is the square of the predicted standard deviation." if measure == "variance" else "")
+        f"the way from {baseline} to the input (integrated gradients)." + (SQUARED if measure is VARIANCE else "")
     )
     missed = [abs(one.missed) for one in shown if one.missed is not None]
     if missed:
