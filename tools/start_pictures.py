@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from whence.report.browser import find_browser
 
 DOCS = Path(__file__).parent.parent / "docs"
-PARTS = {"verdict": (0, 1570), "profile": (330, 660), "deferral": (0, 694)}  # section: from where, how many pixels
+PARTS = {"verdict": (0, 1570), "profile": (358, 632), "deferral": (0, 694)}  # section: from where, how many pixels
 
 
 def main() -> None:

@@ -350,8 +350,8 @@ class _Steps:
             yield Step(
                 Rank.GAIN,
                 0.01,
-                f"If you need only {self._answers}, {self._enough}.{more} The posterior adds novelty by layer, and "
-                "which layers the uncertainty comes from.",
+                f"If you need only {self._answers}, {self._enough}.{more} The posterior also gives novelty by layer "
+                "and the share of each layer.",
                 f"Uncertain weights make no significant difference to the log loss ({size}).",
             )
         elif gain.value > 0:
