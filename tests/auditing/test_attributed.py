@@ -55,7 +55,7 @@ def test_columns_are_those_of_attribute_and_add_up() -> None:
     assert found.correlation is not None and found.correlations is not None and len(found.correlations) == 5
     assert found.correlation == pytest.approx(sum(v or 0.0 for v in found.correlations) / 5, abs=1e-5)
     assert minus(f"{found.correlation:.2f} on average") in found.words[-1]
-    assert found.title == "Adds to the entropy (nats)"
+    assert found.title == "Adds (nats)" and "adds (+) to the entropy" in found.words[0]
     assert "columns" in found.words[0] and "the mean test input" in found.words[0]
     page = page_of(audit)
     assert found.title in page and found.words[0] in page
@@ -73,7 +73,11 @@ def jumping() -> tuple[AttributedInput, ...]:
     audit = whence.audit(model, (x, x[:, :1]), likelihood="regression", test=(x, x[:, :1]), inputs=8, unit="kW",
                          tune=False, **QUIET)  # fmt: skip
     found = audit.results.attribution
-    assert found is not None and found.title == "Adds to the variance (kW²)"
+    assert (
+        found is not None
+        and found.title == "Adds (kW²)"
+        and "square of the predicted standard deviation" in found.words[0]
+    )
     return found.inputs
 
 

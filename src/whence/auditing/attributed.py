@@ -167,9 +167,10 @@ def _columns(row: tuple[Feature, ...], values: Tensor) -> tuple[Part, ...]:
 def _words(
     shown: tuple[AttributedInput, ...], kind: str, baseline: str, measure: str, checked: tuple[float, ...]
 ) -> Iterator[str]:
+    values = " Values are those given to the network." if any(one.columns for one in shown) else ""
     yield (
         f"Which {kind} the uncertainty comes from: what each of them adds (+) to the {measure} or takes away (−) on "
-        f"the way from {baseline} to the input (integrated gradients)." + (SQUARED if measure is VARIANCE else "")
+        f"the way from {baseline} to the input (integrated gradients).{SQUARED if measure is VARIANCE else ''}{values}"
     )
     missed = [abs(one.missed) for one in shown if one.missed is not None]
     if missed:

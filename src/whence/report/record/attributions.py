@@ -67,10 +67,8 @@ class Attributions:
 
     @property
     def title(self) -> str:
-        """What a part is, with its unit."""
-        if self.measure is None:
-            return "Adds"
-        return f"Adds to the {self.measure}{f' ({self.unit})' if self.unit else ''}"
+        """What a part is, with its unit: short, as the heading of a narrow column."""
+        return f"Adds ({self.unit})" if self.unit else "Adds"
 
     def of(self, name: SetName, index: int) -> AttributedInput | None:
         """What was found for one of the inputs."""
