@@ -114,7 +114,7 @@ def test_curves_that_coincide_are_drawn_once(apart: float) -> None:
     traces = reliability(drawn_pairs(PlainAndBayesian(other, bins), of_bins))["data"]
     assert len(traces) == 2 or traces[0]["showlegend"] is True, "a legend of one line has to be asked for"
     names = [trace["name"] for trace in traces]
-    assert names == (["Bayesian", "plain network"] if apart > 0.01 else ["plain and Bayesian (equal)"])
+    assert names == (["Bayesian", "plain network"] if apart > 0.01 else ["plain ≈ Bayesian"])
     curves = (
         RejectionCurve((0.1, 0.5, 1.0), (0.0, 0.1, 0.2)),
         RejectionCurve((0.1, 0.3, 0.5, 1.0), (0, 0.05, 0.1, 0.2 + apart)),

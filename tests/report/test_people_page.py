@@ -38,7 +38,7 @@ def test_the_page_has_the_tables(outline: Outline) -> None:
     assert sections[:5] == ["verdict", "quality", "deferral", "groups", "profile"]
     assert {"precision-recall", "roc", "group-chart-0", "positive-reliability"} <= set(outline.data["charts"])
     (curve,) = outline.data["charts"]["positive-reliability"]["data"]
-    assert curve["name"] == "plain and Bayesian (equal)", "the two are equal in this record"
+    assert curve["name"] == "plain ≈ Bayesian", "the two are equal in this record"
     assert curve["x"] == [0.1, 0.5, 0.9] and curve["y"] == [0.05, 0.25, 0.45]
     assert "Predicted probability of class 1 and its frequency" in words
 

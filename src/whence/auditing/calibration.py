@@ -149,7 +149,7 @@ def small_problems(record: AuditRecord, rules: VerdictRules) -> bool:
     quality = record.quality
     if quality is None:
         return False
-    if _class_off(record, rules) is not None or _answers_off(record, rules) is not None:
+    if _class_off(record, rules) is not None or _answers_off(record, rules) is not None or _lean(record, rules):
         return True
     ece = next((row.bayesian for row in quality.metrics if row.name == "ece"), None)
     if ece is not None:

@@ -12,14 +12,15 @@ from whence.report.record.audit import PriorUsed
 from whence.where.novelty_prior import LEFT, with_novelty_prior
 
 PREDICTIONS = (
-    "predictions and their uncertainty, the part from weights, calibration, deferral, prediction sets, attribution, "
-    "pruning with its criteria, and the detectors entropy, mutual information and predictive variance"
+    "predictions and what is computed from them: uncertainty, the part from weights, calibration, deferral, prediction "
+    "sets or intervals and, where they are on this page, attribution, pruning with its criteria, and detectors by the "
+    "uncertainty of predictions"
 )
 PROFILE = (
     "profile, sensitivity to the prior, the table of the layers (with identified, effective parameters, signal to "
     "noise and standard deviations), weight maps, and the shares of single inputs"
 )
-NOVELTY = "novelty by layer, its p-values, and its part in the combination of detectors"
+NOVELTY = "novelty by layer, its p-values, and its part in the combination of detectors, where there is one"
 TUNED = {
     "validation data": "tuned on the validation data",
     "evidence": "preferred by the evidence",
@@ -40,10 +41,7 @@ def priors_used(context: Context) -> Iterator[PriorUsed]:
     reference = context.reference if context.wants_shares else None
     if reference is not None:
         weak = with_novelty_prior(posterior, reference.precision_for(posterior))
-        chosen = (
-            f"chosen for each layer so that {percent(LEFT)} of the training data’s curvature stays unexplained; in "
-            "some layers it may be stronger than that of the predictions"
-        )
+        chosen = f"chosen for each layer so that {percent(LEFT)} of the training data’s curvature stays unexplained"
         yield _row("novelty", weak, chosen, NOVELTY)
 
 

@@ -10,8 +10,36 @@ import whence
 from tests.errors.watch import refused
 from tests.extras.pruning.cases import CRITERIA, data, fitted, masks, mlp
 from whence import errors
-from whence.extras.pruning.curve import prune_curve
+from whence.extras.pruning.curve import of_few_answers, prune_curve
 from whence.extras.pruning.masks import prune
+
+
+def changed(better: int, worse: int, whole: int) -> torch.Tensor:
+    return torch.cat([torch.ones(better), -torch.ones(worse), torch.zeros(whole - better - worse)])
+
+
+def test_a_handful_of_changed_answers_shows_little() -> None:
+    """Two answers of 1,000 that became wrong are no significant loss: the exact test has p = 0.5."""
+    found = of_few_answers(changed(0, 2, 1000))
+    assert found is not None and found[0] < -0.007 and 0.0 < found[1] < 0.003
+    none, two = (of_few_answers(changed(k, k, 270)) for k in (0, 1))
+    assert none is not None and two is not None
+    assert none[1] == pytest.approx(1 - 0.025 ** (1 / 270)) and none[0] == -none[1]  # the exact limit
+    assert two[1] > none[1], "an interval is not narrower because something changed"
+    lost = of_few_answers(changed(0, 9, 1000))
+    assert lost is not None and lost[1] < 0.0
+    assert of_few_answers(changed(5, 5, 1000)) is None and of_few_answers(torch.tensor([0.5, 0.0])) is None
+
+
+def test_intervals_of_few_changed_answers_contain_the_truth() -> None:
+    generator, inside = torch.Generator().manual_seed(0), []
+    for _ in range(1000):
+        drawn = torch.rand(500, generator=generator)
+        found = of_few_answers((drawn < 0.003).double() - (drawn > 0.992).double())
+        if found is not None:
+            inside.append(found[0] <= 0.003 - 0.008 <= found[1])
+    assert len(inside) > 900 and sum(inside) / len(inside) > 0.95
+
 
 CHANGE = ("change", "change_low", "change_high", "examples")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,12 @@ from whence.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from whence.metrics import accuracy, nll, rmse
 from whence.metrics.intervals import UNBOUNDED
 from whence.metrics.means import mean_of
+from whence.metrics.proportions import exact_interval
 from whence.posteriors.base import WeightPosterior
 from whence.recording.selection import Layers
 from whence.tables import Table, html_of, text
 
+FEW = 10  # changed answers, below which resamples say little
 TINY = 1e-300
 AS_SALIENCY = ("relative_curvature",)  # of single weights the same order as by saliency
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -168,8 +171,24 @@ class Scored:
         before, after = whole.scores["rmse"], self.scores["rmse"]
         scale = 1.0 if before is None else 1 / max(before + after, TINY)  # a − b = (a² − b²) / (a + b)
         names = ("change", "change_low", "change_high")
-        values = (scale * float(v) for v in (found, found.low, found.high))
+        few = of_few_answers(self.losses - whole.losses) if of_shares else None
+        values = (scale * float(v) for v in (found, *(few or (found.low, found.high))))
         return dict(zip(names, values, strict=True)) | {"examples": len(self.losses)}
+
+
+def of_few_answers(change: Tensor) -> tuple[float, float] | None:
+    """Interval of a mean of −1, 0 and 1 (worse, same, better) where few differ from 0; None for other values.
+
+    From the exact intervals of the shares of better and of worse answers (Zou & Donner 2008): resamples of a handful of
+    answers do not show how many could have changed.
+    """
+    values = change.double()
+    if int((values != 0).sum()) >= FEW or not bool(((values == 0) | (values.abs() == 1)).all()):
+        return None
+    better, worse = (int((values == sign).sum()) for sign in (1, -1))
+    (low, high), (least, most) = (exact_interval(count, len(values)) for count in (better, worse))
+    up, down = better / len(values), worse / len(values)
+    return up - down - math.hypot(up - low, most - down), up - down + math.hypot(high - up, down - least)
 
 
 def _losses(outputs: Tensor, targets: Tensor, likelihood: Likelihood, nll: Tensor) -> Tensor:

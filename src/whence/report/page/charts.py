@@ -63,7 +63,7 @@ class Look:
 
 PLAIN = Look("plain network", PLAIN_COLOUR, "○", "circle-open", "dot")
 BAYESIAN = Look("Bayesian", COLOURS[0], "●", "circle")
-COINCIDING = Look("plain and Bayesian (equal)", COLOURS[0], "●", "circle", both=True)
+COINCIDING = Look("plain ≈ Bayesian", COLOURS[0], "●", "circle", both=True)
 SEEN = 0.01  # difference of two curves, relative to the largest value, that can be seen
 Points = tuple[Sequence[Number], Sequence[Number]]  # x and y
 
