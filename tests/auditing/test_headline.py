@@ -35,8 +35,10 @@ def test_copies_that_make_an_audit_invalid_stand_first() -> None:
     record = judged(replace(template(), data=shared(12, 5, 1, 6)), VerdictRules())
     assert record.verdict.words.startswith(
         "The audit is not valid as it stands: 12 of 230 test inputs (5.2%) and 5 of 150 validation inputs (3.3%) are "
-        "in the training data, and 1 of 230 test inputs (0.43%) is in the validation data. The network ("
-    )
+        "in the training data. The network ("
+    ), "1 of 230 in the validation data is within the limit"
+    both = judged(replace(template(), data=shared(12, 0, 2)), VerdictRules()).verdict.words
+    assert "12 of 230 test inputs (5.2%) are in the training data, and 2 of 230 test inputs (0.87%) are in the" in both
     point = record.verdict.points[0]
     assert point.label == "No copies in the test data" and point.words == (
         "12 of 230 test inputs (5.2%) are also in the training data, 6 of them with the same target. 5 of 150 "

@@ -35,7 +35,7 @@ def test_why_all_layers_flag_less_than_one() -> None:
     found = replace(found, p_value=torch.full((50,), 0.5, dtype=torch.float64))  # of a score that a test sets
     (said,) = words._less_than_a_layer(found, 0.01)
     assert said.startswith("Layer `second` alone flags more (100%): over all 3 layers")
-    assert "of the inputs that layer `second` flags, 0% are" in said
+    assert "of the out-of-distribution inputs that layer `second` flags, 0% are" in said
     assert not list(words._less_than_a_layer(replace(found, p_value=torch.full((50,), 0.001)), 0.01))
 
 

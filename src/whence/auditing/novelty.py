@@ -161,8 +161,8 @@ def _less_than_a_layer(found: Found, level: float) -> Iterator[str]:
         return
     yield (
         f"{start} Of the most unusual reference inputs, {percent(highest, 0)} are unusual (p ≤ {UNUSUAL}) in at least "
-        f"two layers; of the inputs that layer `{found.names[most]}` flags, {percent(these, 0)} are. An input that is "
-        "unusual in one layer only must be further out there to be flagged over all layers."
+        f"two layers; of the out-of-distribution inputs that layer `{found.names[most]}` flags, {percent(these, 0)} "
+        "are. An input that is unusual in one layer only must be further out there to be flagged over all layers."
     )
 
 

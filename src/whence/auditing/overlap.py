@@ -130,19 +130,19 @@ def _some(count: int, whole: int, what: str) -> str:
     return f"{count:,} of {whole:,} {what} ({percent(count / whole)})"
 
 
-def shared_in_words(data: Data) -> str:
-    """Which inputs are in two sets, without a full stop; empty if none is."""
+def shared_in_words(data: Data, above: float = 0.0) -> str:
+    """Which inputs are in two sets, if they are more than a part of their set; no full stop, empty if none is."""
     found, tests = data.overlap, data.test.inputs if data.test is not None else 0
     if found is None:
         return ""
     sets = ((found.test, data.test, "test inputs"), (found.validation, data.validation, "validation inputs"))
-    known = [(count, one.inputs, what) for count, one, what in sets if count and one is not None]
+    known = [(n, one.inputs, what) for n, one, what in sets if n and one is not None and n > above * one.inputs]
     words = []
     if known:
         several = len(known) > 1 or known[0][0] > 1
         listed = " and ".join(_some(*one) for one in known)
         words.append(f"{listed} {'are' if several else 'is'} in the training data")
-    if found.between and tests:
+    if found.between and found.between > above * tests:
         words.append(f"{among(found.between, tests, 'test inputs')} in the validation data")
     return ", and ".join(words)
 

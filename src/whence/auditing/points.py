@@ -71,8 +71,8 @@ class Judge:
 
     @property
     def copies(self) -> str:
-        """Which inputs are in two sets, in words; empty if none is."""
-        return shared_in_words(self.record.data)
+        """Which inputs are in two sets, in words, where these are too many; empty if none is."""
+        return shared_in_words(self.record.data, self.rules.duplicates_mixed)
 
     @property
     def _least_recalled(self) -> tuple[str, Estimate] | None:

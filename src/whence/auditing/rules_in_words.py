@@ -105,8 +105,8 @@ def distance_span(found: Estimate) -> str:
 
 def gain(rules: VerdictRules) -> str:
     return (
-        f"By the paired difference: a note if its 95% interval contains 0, or if it is below "
-        f"{number(rules.negligible)} nats; else good if the log loss is lower, mixed if it is higher."
+        f"By the paired difference: a note if its 95% interval contains 0, or if its size is "
+        f"below {number(rules.negligible)} nats; else good if the log loss is lower, mixed if it is higher."
     )
 
 

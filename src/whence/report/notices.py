@@ -21,8 +21,8 @@ KNOWN = (
     ),
     (
         r"the detectors of the plain network were skipped: (.*)",
-        "Detectors of novel inputs that use the plain network alone (energy, distances between features) were not "
-        "computed: {0}",
+        "Apart from the uncertainty of its predictions, detectors of novel inputs that use the plain network alone "
+        "(energy, distances between features) were not computed: {0}",
     ),
     (
         r"the detectors that need training data were skipped: (.*)",
