@@ -22,7 +22,8 @@ def figures(units: Values, folder: Path) -> list[Path]:
 
 
 def _curves(cells: Cells, pieces: str, path: Path) -> Path:
-    figure, axes = subplots(1, len(cells), size=(2.7, 2.4), squeeze=False)
+    width = 2.7 if len(cells) > 1 else 5.4  # the legend needs it
+    figure, axes = subplots(1, len(cells), size=(width, 2.4), squeeze=False)
     column = "fraction" if pieces == "layers" else "sparsity"
     for axis, (name, some) in zip(axes[0], cells.items(), strict=True):
         for order, label in SHOWN.items():
