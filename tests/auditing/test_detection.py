@@ -163,6 +163,8 @@ def test_measurements_on_images_are_cited_and_not_told_of_tables() -> None:
     assert "was 0.062 lower on average and 0.455 at worst" in pictures.words[-1]
     assert not any("image networks" in one for one in (*table.words, *table.limits))
     assert limits("combined", scores, False, "no features.")[-1].endswith("were not tried: no features.")
+    assert "on novel inputs of other kinds was not measured" in limits("combined", scores, False)[0]
+    assert "detectors work was not measured" in limits("combined", scores, False, tried=False)[0]
 
 
 def test_a_reference_of_other_inputs_is_recognised(given: Given) -> None:

@@ -95,7 +95,7 @@ def recommended(usual: str, scores: Scores, images: bool, missing: str = "") -> 
         "on what is novel, and validation data do not tell.",
         *([_measured(usual, scores)] if images else []),
     )
-    return DetectorChoice(usual, label_of(usual), usual, words, limits(usual, scores, images, missing))
+    return DetectorChoice(usual, label_of(usual), usual, words, limits(usual, scores, images, missing, tried=False))
 
 
 def _measured(usual: str, scores: Scores) -> str:
@@ -120,11 +120,14 @@ def experience(usual: str, scores: Scores) -> Experience:
     return MEASURED[usual if whole else "combined without training data"]
 
 
-def limits(usual: str, scores: Scores, images: bool, missing: str = "") -> tuple[str, ...]:
-    """What is not detected, from the same measurements where inputs are images, and which detectors there are not."""
+def limits(usual: str, scores: Scores, images: bool, missing: str = "", tried: bool = True) -> tuple[str, ...]:
+    """What is not detected, from the same measurements where inputs are images, and which detectors there are not.
+
+    ``tried``: whether there were novel inputs.
+    """
     found = experience(usual, scores)
     low, high = found.unseen
-    words = "How well detectors work on novel inputs of other kinds was not measured."
+    words = f"How well detectors work{' on novel inputs of other kinds' if tried else ''} was not measured."
     if images:
         words = (
             f"In other image networks {_called(usual)} had an AUROC of {low:.2f} to {high:.2f} for unseen classes of "
